@@ -26,9 +26,9 @@ SHARDS, SAMPLES, SIZE = 4, 150, 110 * 1024
 ROUNDS = 3
 HOLD = 0.4  # seconds without a request that end a round
 #: The server is near, or far, whatever its answers take; and no request counts as late or stalled.
-SERVERS = {"near": {"FAR": 1e9}, "far": {"FAR": 0.0}}
-STEADY = {"LATE": 1e9, "STALL": 1e9}
-CONSTANTS = {"near": ("FIRST", "NEAR", "REQUEST"), "far": ("FIRST", "DISTANT", "REQUEST")}
+SERVERS = {"near": {"FAR_SECONDS": 1e9}, "far": {"FAR_SECONDS": 0.0}}
+STEADY = {"LATE_SECONDS": 1e9}
+CONSTANTS = ("FIRST_BYTES", "REQUEST_BYTES")
 
 Read = Callable[[str], Iterator[object]]
 ROWS: dict[str, Read] = {
@@ -68,7 +68,7 @@ def main() -> None:
         for server, settings in SERVERS.items():
             for row, read in ROWS.items():
                 variants: dict[str, dict[str, float]] = {"as they are": {}}
-                for name in CONSTANTS[server]:
+                for name in CONSTANTS:
                     value = getattr(tuning, name)
                     variants |= {f"{name} / 2": {name: value // 2}, f"{name} x 2": {name: 2 * value}}
                 for name, constants in variants.items():

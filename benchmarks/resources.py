@@ -64,7 +64,9 @@ def remote(folder: str) -> Callable[[], Any]:
     from tarshards import Remote, Stream
     from tarshards.storage import tuning
 
-    tuning.LATE = 60.0  # seconds; parts of requests that a busy machine makes late would come from other connections
+    tuning.LATE_SECONDS = (
+        60.0  # seconds; parts of requests that a busy machine makes late would come from other connections
+    )
     url, cache = f"{os.environ['SITE']}/s.shards.json", tempfile.mkdtemp(dir=folder)
     stream = Stream.from_shards(url, index=True, shuffle=True, remote=Remote(cache_dir=cache))
     return lambda: [exhaust(stream) for _ in range(2)]

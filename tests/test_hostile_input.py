@@ -156,7 +156,7 @@ NAMES += ["zip://\0::a.tar", "data:;base64,!!!", "ftp://[::1", "nosuch://x"]
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_names(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "PAUSE", 0)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0)
     (tmp_path / "a.tar").write_bytes(bytes(100))
     actions = [open_url, open_shard, build_index, find_shards, lambda name: Marker(name).read()]
     actions += [lambda name: open_url(name, "wb").close(), lambda name: Marker(name).write({})]
@@ -296,7 +296,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=map(ascii, ANSWERS))
 def test_answers(monkeypatch, answer):
-    monkeypatch.setattr(tuning, "PAUSE", 0)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0)
     remote = Remote(retries=1)
     with answering(answer) as url:
         actions: list[Callable[[], object]] = [

@@ -64,7 +64,7 @@ def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) ->
 
     *counts* are the samples of each shard, *means* their bytes on average.
     """
-    units = np.maximum(tuning.REQUEST / means, 1) if block is None else np.full(len(means), block)
+    units = np.maximum(tuning.REQUEST_BYTES / means, 1) if block is None else np.full(len(means), block)
     return np.minimum(units, counts).astype(np.int64)
 
 
@@ -312,10 +312,10 @@ class BlockFetcher:
                 cache, self._reach, self._furthest = None, half, reach
                 self._upcoming = (part for numbers in upcoming for part in in_parts(*numbers, half))
                 log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
-        is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > tuning.INITIAL_WINDOW
+        is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > tuning.WINDOW_BYTES
         samples = int(shards.counts.sum())
-        singles = min(tuning.SINGLES, samples // tuning.PER_SINGLE, total // tuning.BYTES_PER_SINGLE) if is_slow else 0
-        self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
+        singles = min(4 * tuning.SOON_SAMPLES, samples // tuning.SOON_SAMPLES, total // tuning.REQUEST_BYTES)
+        self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=is_slow * singles)
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
         # If they are, ``read_kept`` is faster than ``read``.
         self.are_kept: bool = self._kept is not None and self._kept.has_all(reach)
@@ -394,7 +394,11 @@ class BlockFetcher:
     def _begin(self, shards: np.ndarray, samples: np.ndarray) -> None:
         """Load the indexes of the first samples, and open the connections that their blocks need."""
         self._is_begun = True
-        first = [shard for shard in dict.fromkeys(shards[: tuning.SOON].tolist()) if self._shards.loaded(shard) is None]
+        first = [
+            shard
+            for shard in dict.fromkeys(shards[: tuning.SOON_SAMPLES].tolist())
+            if self._shards.loaded(shard) is None
+        ]
         if first:
             blocks = len(set(self._blocks.keys(shards, samples).tolist()))
             connect(self._shards.named[first[0]].location(), min(blocks, self._shards.remote.connections), len(first))

@@ -375,7 +375,7 @@ class OpenShard:
         """Return the offset where a read of the members before *end* stops; it may include the end of the archive."""
         stop = sum(self.index.data_range(end - 1))
         last = self.index.archive_end
-        if end == self.index.members and last is not None and last + BLOCK - stop <= tuning.GAP:
+        if end == self.index.members and last is not None and last + BLOCK - stop <= tuning.FIRST_BYTES // 8:
             stop = min(last + BLOCK, self.index.shard_size)
         return stop
 
@@ -436,7 +436,7 @@ class OpenShard:
             return []
         begins = np.array([first_byte(self.index, member) for member in members.tolist()])
         ends = entries[:, 2] + entries[:, 3]
-        cuts = np.flatnonzero(begins[1:] - ends[:-1] > tuning.GAP) + 1
+        cuts = np.flatnonzero(begins[1:] - ends[:-1] > tuning.FIRST_BYTES // 8) + 1
         return [(int(part[0]), int(part[-1]) + 1) for part in np.split(members, cuts)]
 
     def _check_size(self) -> None:

@@ -172,7 +172,7 @@ class MemberFile(RangedFile):
         held = self._held + self._prefetched
         before = max((each for each in held if each.end <= position), key=lambda each: each.end, default=None)
         begin, ahead = position, FIRST
-        if before is not None and position - before.end <= tuning.GAP:
+        if before is not None and position - before.end <= tuning.FIRST_BYTES // 8:
             ahead = before.ahead
         elif position + FIRST >= self.size:  # the end of a file is often read backwards
             begin = max(0 if before is None else before.end, self.size - FIRST)

@@ -238,8 +238,8 @@ class ForwardReader:
     def __init__(self, locations: Sequence[Location], processes: int = 1):
         remote = locations[0].remote
         self._files = [_File(location) for location in locations]
-        self._most = min(remote.budget(processes), 2 * remote.connections * tuning.REQUEST)
-        budget = min(4 * (tuning.FIRST if len(locations) == 1 else tuning.REQUEST), self._most)
+        self._most = min(remote.budget(processes), 2 * remote.connections * tuning.REQUEST_BYTES)
+        budget = min(4 * (tuning.FIRST_BYTES if len(locations) == 1 else tuning.REQUEST_BYTES), self._most)
         self._current = 0  # number of the file that is being read
         self._is_paused = False  # while a server sends a whole file
         self._queue = FetchQueue(remote.connections, budget, upcoming=self._next_fetch, run=_RangeFetch.fetch)
@@ -267,7 +267,7 @@ class ForwardReader:
     def _begin(self, file: _File) -> WholeTransfer | RangeTransfer:
         """Request the first bytes of a file, which can be read as they arrive."""
         assert file.address is not None
-        found = run(begin_transfer(file.address, min(tuning.FIRST, self._most)))
+        found = run(begin_transfer(file.address, min(tuning.FIRST_BYTES, self._most)))
         if isinstance(found, RangeTransfer):
             file.version, file.requested, file.has_ranges = found.version, found.end, True
         return found
@@ -327,10 +327,11 @@ class ForwardReader:
     def _add_fetch(self, file: _File) -> _RangeFetch:
         assert file.address is not None
         if file.is_cached:
-            return file.add_fetch(tuning.REQUEST)
-        count = tuning.NEAR if soonest(file.address.read_url) <= tuning.FAR else tuning.DISTANT
-        budget = max(4 * tuning.FIRST, self._queue.budget)  # a small ahead= does not make requests smaller
-        return file.add_fetch(min(tuning.REQUEST, budget // count))
+            return file.add_fetch(tuning.REQUEST_BYTES)
+        is_far = soonest(file.address.read_url) > tuning.FAR_SECONDS
+        count = max(1, file.location.remote.connections // (8 if is_far else 2))
+        budget = max(4 * tuning.FIRST_BYTES, self._queue.budget)  # a small ahead= does not make requests smaller
+        return file.add_fetch(min(tuning.REQUEST_BYTES, budget // count))
 
     def close(self) -> None:
         """Fetch no more."""

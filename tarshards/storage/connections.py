@@ -281,7 +281,7 @@ class Response:
         """Receive at least one byte, or the end; raise TimeoutError or StalledError if nothing comes."""
         timeout = pause = self._connection.timeout
         if self.leaves_stalled:
-            pause = max(tuning.STALL, tuning.ANSWERS * _pool().soonest.get(self._key, 0.0))
+            pause = max(2 * tuning.LATE_SECONDS, 5 * _pool().soonest.get(self._key, 0.0))
         waited, before = 0.0, traffic.received()
         while True:
             found = yield from self._connection.fill(view, monotonic() + min(pause, timeout - waited))
@@ -290,7 +290,7 @@ class Response:
             waited += pause
             if waited >= timeout:
                 raise TimeoutError("timed out")
-            if traffic.received() - before >= tuning.ELSEWHERE:
+            if traffic.received() - before >= tuning.REQUEST_BYTES // 2:
                 raise StalledError("nothing came for a while")
 
     def read(self, size: int) -> bytes:
@@ -584,7 +584,6 @@ class _Pool:
         self._opening: Counter[Any] = Counter()
         self._shares: dict[Any, list[int]] = {}  # connections for each of the whole files to be fetched next
         self.soonest: dict[Any, float] = {}  # seconds until the fastest response began
-        self._swept = 0.0
 
     def answered(self, key: Any, seconds: float) -> None:
         """Record the seconds until a response began."""
@@ -625,24 +624,19 @@ class _Pool:
             connection.close()
 
     def put(self, key: Any, connection: Connection) -> None:
-        """Keep a connection; from time to time, close those of all origins that cannot be used again."""
-        now, dead = monotonic(), []
+        """Keep a connection; close those of all origins that were idle for too long."""
+        now, old = monotonic(), []
         with self._lock:
-            if now - self._swept > tuning.SWEEP:
-                self._swept = now
-                for other, idle in list(self._idle.items()):
-                    alive = [pair for pair in idle if self._is_alive(*pair)]
-                    dead += [pair for pair in idle if pair not in alive]
-                    self._idle[other] = alive
-                    if not alive:
-                        del self._idle[other]
+            for idle in self._idle.values():
+                while idle and now - idle[0][0] >= tuning.IDLE_SECONDS:
+                    old.append(idle.pop(0)[1])
             self._idle.setdefault(key, []).append((now, connection))
-        for _, stale in dead:
-            stale.close()
+        for each in old:
+            each.close()
 
     @staticmethod
     def _is_alive(since: float, connection: Connection) -> bool:
-        if monotonic() - since >= tuning.IDLE or not connection.is_open or connection.rest:
+        if monotonic() - since >= tuning.IDLE_SECONDS or not connection.is_open or connection.rest:
             return False
         return not _is_readable(connection.sock) or _has_no_data(connection.sock)
 

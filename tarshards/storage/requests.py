@@ -48,6 +48,7 @@ _RANGE = re.compile(rf"bytes {_NUMBER}-{_NUMBER}/{_NUMBER}")
 _NEVER_PAGES = (INDEX, COLUMNS, ".json", ".keys", ".idx")
 PAGE = "the server sent a page of HTML instead of this file, which is taken as missing"
 
+MOST_REDIRECTS = 10  # of one request; browsers follow 20
 _MOST_SAID = 1 << 12  # bytes of a refusal's body that are read
 _REASONS = ("Code", "Message", "Details", "AuthenticationErrorDetail")  # the last two are Google's and Azure's
 _LONGEST_REASON = 300  # characters
@@ -191,7 +192,7 @@ class Address:
             try:
                 response = yield from self._ask_once(method, url, {**headers, **secret}, body)
                 if len(visited) > 1 and method == "GET" and not secret:
-                    self._moved = visited[0], url, monotonic() + tuning.REMEMBERED
+                    self._moved = visited[0], url, monotonic() + tuning.LONGEST_SECONDS
                 return response
             except (OSError, http.client.HTTPException, *_MALFORMED) as error:
                 failure = error
@@ -200,8 +201,8 @@ class Address:
                 if len(visited) > 1:
                     failure.add_note(f"redirected to {Location(url).name}")
                 raise failure
-            if target in visited or len(visited) > tuning.REDIRECTS:
-                reason = "a loop of redirects" if target in visited else f"more than {tuning.REDIRECTS} redirects"
+            if target in visited or len(visited) > MOST_REDIRECTS:
+                reason = "a loop of redirects" if target in visited else f"more than {MOST_REDIRECTS} redirects"
                 status = status_of(failure, self.location)
                 raise OpenError(f"{status}: {reason}, the last to {Location(target).name[:200]}", url=self.name)
             visited.append(target)
@@ -348,8 +349,8 @@ class Patience:
                 if not _may_pass(error) or self.failures > self.location.remote.retries or self._ends():
                     raise self._failure(error, offset()) from self.location.safe(error)
                 traffic.count("retries")
-                pause = tuning.PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
-                yield from self._wait(min(max(pause, _retry_after(error)), tuning.LONGEST_PAUSE))
+                pause = tuning.PAUSE_SECONDS * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
+                yield from self._wait(min(max(pause, _retry_after(error)), tuning.LONGEST_SECONDS))
             else:
                 self.failures = 0
                 return result

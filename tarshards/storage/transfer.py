@@ -190,13 +190,13 @@ class RangeTransfer(Transfer):
             response.leaves_stalled = True
 
     def _share(self, view: memoryview) -> Steps[bool]:
-        if self.slot is None or self.version is None or len(view) < 2 * tuning.INITIAL_WINDOW:
+        if self.slot is None or self.version is None or len(view) < 2 * tuning.WINDOW_BYTES:
             return False
         if not self.slot.is_late(len(view)):
             return False
         self.close()
         count = max(1, self.address.location.remote.connections // 2)
-        size = max(tuning.INITIAL_WINDOW, -(-len(view) // count))
+        size = max(tuning.WINDOW_BYTES, -(-len(view) // count))
         parts = _Parts(self.address, self.position, view, self.version, size, are_admitted=True)
         try:
             yield from parts.settle(self.version)
@@ -215,7 +215,7 @@ class RangeTransfer(Transfer):
 
     def _connect(self) -> Steps[Response]:
         response = yield from ask_for(self.address, self.position, self.end)
-        response.leaves_stalled = self._moves < tuning.MOVES
+        response.leaves_stalled = self._moves < tuning.MOST_MOVES
         try:
             yield from check_body(response, self.name, self.version)
             found = range_of(response, self.position)
@@ -286,8 +286,8 @@ class Slot:
         self._gate = gate
         self._soonest = soonest
         self.most = most
-        self.is_large = size >= tuning.LARGE
-        self.most_large: int = most if soonest > tuning.FAR else max(1, most // 2)
+        self.is_large = size >= tuning.REQUEST_BYTES // 4
+        self.most_large: int = most if soonest > tuning.FAR_SECONDS else max(1, most // 2)
         self._time, self._rest, self.size = monotonic(), size, size
         self.begun = self._time
 
@@ -298,12 +298,12 @@ class Slot:
         connections are idle.
         """
         took, came = monotonic() - self._time, self._rest - rest
-        if not self.is_large or took < max(tuning.LATE, 2 * self._soonest):
+        if not self.is_large or took < max(tuning.LATE_SECONDS, 2 * self._soonest):
             return False
         self._time, self._rest = self._time + took, rest
         pace, others = took / max(came, 1), self._gate.pace
         are_idle = 2 * self._gate.large <= self.most_large
-        return are_idle and pace > 2 * others > 0 and rest * pace > max(tuning.LATE, 5 * self._soonest)
+        return are_idle and pace > 2 * others > 0 and rest * pace > max(tuning.LATE_SECONDS, 5 * self._soonest)
 
     def leave(self) -> None:
         self._gate.leave(self)
@@ -464,8 +464,8 @@ def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> 
     """
     url = yield from address.find_url()
     soonest = connections.soonest(url)
-    part, window = (4 if soonest > tuning.FAR else 1) * tuning.FIRST, tuning.INITIAL_WINDOW
-    share = min(tuning.PARTS_AHEAD, connections.take_share(url))
+    part, window = (4 if soonest > tuning.FAR_SECONDS else 1) * tuning.FIRST_BYTES, tuning.WINDOW_BYTES
+    share = min(max(1, tuning.FIRST_BYTES // 2 // window), connections.take_share(url))
     with _sharing_idle(url) as idle, ExitStack() as stack:
         first = part
         if max(share, idle()) > 1:
@@ -580,12 +580,12 @@ class _Memory(bytearray):
 
 
 _free: list[_Memory] = []
-MOST_FREE, LONGEST_FREE = 32, 2 * tuning.REQUEST  # pieces of memory that are kept, and bytes of one
+MOST_FREE, LONGEST_FREE = 32, 2 * tuning.REQUEST_BYTES  # pieces of memory that are kept, and bytes of one
 
 
 def memory(size: int) -> memoryview:
     """Return *size* bytes of memory, with any content."""
-    if size < tuning.LARGE:
+    if size < tuning.REQUEST_BYTES // 4:
         return memoryview(bytearray(size))
     for number in range(len(_free) - 1, -1, -1):
         with suppress(IndexError):  # another thread took it

@@ -93,7 +93,7 @@ def _read(job: dict[str, Any], loader: Any, ledger: Ledger | None, tell: Callabl
 
 def _shorten_pauses(worker: int = 0) -> None:
     """Retry requests without long pauses, also in a *worker*: rounds are short."""
-    tuning.LONGEST_PAUSE = PAUSE
+    tuning.LONGEST_SECONDS = PAUSE
 
 
 def open_loader(job: dict[str, Any], ledger: Ledger | None) -> Any:

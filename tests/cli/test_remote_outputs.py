@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(params=["http", pytest.param("s3", marks=pytest.mark.interop)])
 def place(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
     monkeypatch.chdir(tmp_path)
     if request.param == "s3":
         store = request.getfixturevalue("s3")

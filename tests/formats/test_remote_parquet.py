@@ -62,8 +62,8 @@ WHOLE = Answer(end="keep")
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0)
-    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(tuning, "LONGEST_SECONDS", 0)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ BLOCKS = 28  # of 130,000 bytes
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture(scope="module")
@@ -447,13 +447,13 @@ def test_headers_of_cached_blocks_are_compared_by_the_kernel(site, tmp_path, mon
     monkeypatch.setattr(HeldMembers, "check", lambda self, member: checked.append((self.low, member)))
     stream = Stream.from_shards(urls(site), shuffle=True, remote=remote)
     assert len(keys(stream)) == SHARDS * SAMPLES
-    assert len(checked) <= SHARDS * -(-SAMPLES * SIZE // tuning.REQUEST), "at most the first one of a block"
+    assert len(checked) <= SHARDS * -(-SAMPLES * SIZE // tuning.REQUEST_BYTES), "at most the first one of a block"
 
 
 @pytest.fixture
 def cached(site, tmp_path, monkeypatch):
     """Shards whose blocks are in a cache and mapped, and what they are to hold."""
-    monkeypatch.setattr(tuning, "REQUEST", 130_000)
+    monkeypatch.setattr(tuning, "REQUEST_BYTES", 130_000)
     remote = Remote(cache_dir=str(tmp_path / "cache"))
     shards = IndexedShards(urls(site), remote=remote)
     samples = {sample["__key__"]: sample["bin"] for sample in shards}
@@ -560,7 +560,7 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
     size = 1 << 20
     for number in range(16):
         cache.take(Block("http://host/other", '"v"', 1 << 30, number * size, size - 8000), lambda: bytes(size - 8000))
-    monkeypatch.setattr(tuning, "REQUEST", 50_000)
+    monkeypatch.setattr(tuning, "REQUEST_BYTES", 50_000)
     held = []
     fits = FetchQueue.fits
 
@@ -576,12 +576,12 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
 
 
 def test_the_first_samples_are_asked_for_by_themselves(site, folder, monkeypatch):
-    monkeypatch.setattr(tuning, "INITIAL_WINDOW", 10_000)
-    monkeypatch.setattr(tuning, "BYTES_PER_SINGLE", 1 << 17)
+    monkeypatch.setattr(tuning, "WINDOW_BYTES", 10_000)
+    monkeypatch.setattr(tuning, "REQUEST_BYTES", 1 << 17)
     samples = iter(Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2)))
     site.clear()
     size = sum(path.stat().st_size for path in folder.glob("*.tar"))
-    found = [next(samples) for _ in range(min(SHARDS * SAMPLES // tuning.PER_SINGLE, size // tuning.BYTES_PER_SINGLE))]
+    found = [next(samples) for _ in range(min(SHARDS * SAMPLES // tuning.SOON_SAMPLES, size // tuning.REQUEST_BYTES))]
     assert found
     single = [request for request in site.requests if 0 < span(request) < 2 * SIZE]
     assert len(single) == len(found)
@@ -591,8 +591,8 @@ def test_the_first_samples_are_asked_for_by_themselves(site, folder, monkeypatch
 @pytest.mark.parametrize("window", [10_000, 3000])
 def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatch, window):
     """The manifest, the indexes (of one window, or three), the samples: what can be asked for at once is."""
-    monkeypatch.setattr(tuning, "INITIAL_WINDOW", window)
-    monkeypatch.setattr(tuning, "REQUEST", 50_000)  # for many blocks, and so many connections
+    monkeypatch.setattr(tuning, "WINDOW_BYTES", window)
+    monkeypatch.setattr(tuning, "REQUEST_BYTES", 50_000)  # for many blocks, and so many connections
     shards = [Shard(path.name, SAMPLES, path.stat().st_size, indexed=True) for path in sorted(folder.glob("*.tar"))]
     (folder / "s.shards.json").write_text(dump_manifest(shards))
     site.hold = 0.5
@@ -602,7 +602,7 @@ def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatc
 
 
 def test_the_indexes_of_the_first_samples_are_asked_for_before_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "SOON", 4)
+    monkeypatch.setattr(tuning, "SOON_SAMPLES", 4)
     for shard in range(70):
         path = str(tmp_path / f"{shard:02d}.tar")
         with TarWriter(path) as writer:

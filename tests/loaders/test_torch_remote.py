@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def site(folder, monkeypatch) -> Iterator[UnreliableSite]:
     """A site some of whose answers break off, come slowly, or redirect."""
-    monkeypatch.setattr(tuning, "PAUSE", 0)  # in this process and those forked from it
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0)  # in this process and those forked from it
     files = {f"/{path.name}": (path.read_bytes(),) * 3 for path in folder.iterdir()}
     site = UnreliableSite(files=files, seed=1, rate=0.05, kinds=("reset", "close", "drop", "short", "slow", "redirect"))
     with serving(site):
@@ -67,7 +67,7 @@ LOADERS = {
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_monitor_counts_the_traffic(folder, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
     files = {f"/{path.name}": (path.read_bytes(),) * 3 for path in folder.iterdir()}
     remote = Remote(connections=4, cache_dir=str(tmp_path / "cache"), retries=40)
     with serving(UnreliableSite(files=files, seed=1, rate=0.5, kinds=("reset",))) as site:

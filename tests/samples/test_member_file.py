@@ -61,8 +61,7 @@ def lazy_samples(url: str, how: str) -> list[dict]:
 @pytest.fixture
 def one_request_each(monkeypatch):
     """No part of a request is asked for again on a machine so loaded that it is late."""
-    monkeypatch.setattr(tuning, "LATE", 600.0)
-    monkeypatch.setattr(tuning, "STALL", 600.0)
+    monkeypatch.setattr(tuning, "LATE_SECONDS", 600.0)
 
 
 @pytest.fixture(params=["indexed", "planned", "stream", "read_samples"])

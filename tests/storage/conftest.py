@@ -17,5 +17,5 @@ def server():
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
-    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(tuning, "LONGEST_SECONDS", 0.002)

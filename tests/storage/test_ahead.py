@@ -27,8 +27,8 @@ from tarshards.testing.faulty_server import serving as misbehaving
 @pytest.fixture(autouse=True)
 def small_requests(monkeypatch):
     """Requests of some hundred bytes, and no pauses."""
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
-    for name, size in (("FIRST", 500), ("REQUEST", 2000)):
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
+    for name, size in (("FIRST_BYTES", 500), ("REQUEST_BYTES", 2000)):
         monkeypatch.setattr(tuning, name, size)
 
 
@@ -201,7 +201,7 @@ def test_no_more_is_held_than_the_budget_allows(site, tmp_path, budget):
             pieces = []
             while piece := stream.read(300):
                 pieces.append(piece)
-                assert reader._queue.held <= budget + tuning.REQUEST
+                assert reader._queue.held <= budget + tuning.REQUEST_BYTES
             assert b"".join(pieces) == data
     reader.close()
     assert reader._queue.held == 0

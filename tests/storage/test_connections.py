@@ -179,7 +179,7 @@ def certificate(request, tmp_path, monkeypatch):
 @pytest.fixture
 def stalling(certificate, monkeypatch):
     """A server whose first answer stalls, and the bytes of its file."""
-    monkeypatch.setattr(tuning, "STALL", 0.2)
+    monkeypatch.setattr(tuning, "LATE_SECONDS", 0.1)
     with misbehaving(Stalling(), certificate) as server:
         server.body = random.Random(0).randbytes(4 * SIZE)
         yield server
@@ -205,7 +205,7 @@ def read_beginning(server: Server, *, beside: bool, timeout: float) -> bytes:
             thread.join()
 
 
-@pytest.mark.parametrize("stalls", [1, tuning.MOVES])
+@pytest.mark.parametrize("stalls", [1, tuning.MOST_MOVES])
 def test_what_has_stalled_comes_over_another_connection(stalling, stalls):
     """Without a retry, and from the byte where it has stalled."""
     stalling.stalls = stalls
@@ -217,7 +217,7 @@ def test_what_has_stalled_comes_over_another_connection(stalling, stalls):
     assert (traffic.so_far() - before).retries == stalls
 
 
-@pytest.mark.parametrize(("stalls", "beside"), [(1, False), (tuning.MOVES + 1, True)])
+@pytest.mark.parametrize(("stalls", "beside"), [(1, False), (tuning.MOST_MOVES + 1, True)])
 def test_a_server_that_is_silent_has_its_time_out(stalling, stalls, beside):
     stalling.stalls = stalls
     with pytest.raises(OpenError, match="timed out"):
@@ -255,7 +255,7 @@ def test_the_rest_of_a_late_request_comes_over_idle_connections(slow):
 @pytest.mark.parametrize(("connections", "late"), [(2, 0.25), (32, 60)])
 def test_a_request_stays_whole(slow, monkeypatch, connections, late):
     """Where no connection is idle, and where it is not late."""
-    monkeypatch.setattr(tuning, "LATE", late)
+    monkeypatch.setattr(tuning, "LATE_SECONDS", late)
     assert read_after_others(slow, connections, SLOW) == slow.body
     assert len(slow.requests) == 1
 
@@ -290,7 +290,7 @@ def long(certificate):
         yield server
 
 
-@pytest.mark.parametrize("pause", [tuning.IDLE - 1, tuning.IDLE + 1])
+@pytest.mark.parametrize("pause", [tuning.IDLE_SECONDS - 1, tuning.IDLE_SECONDS + 1])
 def test_a_connection_that_was_idle_for_long_is_closed_and_not_used_again(long, opened, monkeypatch, pause):
     clock = time.monotonic()
     monkeypatch.setattr(connections, "monotonic", lambda: clock)
@@ -298,7 +298,7 @@ def test_a_connection_that_was_idle_for_long_is_closed_and_not_used_again(long, 
         with run(connections.request("HEAD", f"{long.url}/shard.tar", {})) as response:
             assert response.read(1) == b""
         clock += pause
-    assert len(opened) == 1 + (pause >= tuning.IDLE)
+    assert len(opened) == 1 + (pause >= tuning.IDLE_SECONDS)
     assert [connection.is_open for connection in opened] == [False, True][-len(opened) :]
 
 
@@ -310,7 +310,7 @@ def test_connections_that_were_idle_for_long_are_closed_though_nobody_asks_for_t
         for url in (other.url, slow.url):
             with run(connections.request("HEAD", f"{url}/shard.tar", {})) as response:
                 assert response.read(1) == b""
-            clock += 2 * tuning.IDLE
+            clock += 2 * tuning.IDLE_SECONDS
         assert [connection.is_open for connection in opened] == [False, True]
 
 
@@ -346,16 +346,16 @@ def test_readers_of_whole_files_share_the_idle_connections(long):
 
     with ThreadPoolExecutor(6) as threads:
         assert all(body == long.body for body in threads.map(read, range(6)))
-    assert len(long.requests) <= 6 * len(long.body) // tuning.FIRST + 6
+    assert len(long.requests) <= 6 * len(long.body) // tuning.FIRST_BYTES + 6
     long.requests.clear()
     assert location.read() == long.body
-    assert len(long.requests) > len(long.body) // tuning.FIRST
+    assert len(long.requests) > len(long.body) // tuning.FIRST_BYTES
 
 
 def test_a_whole_file_comes_in_parts_where_no_connection_is_open(long, opened):
     assert Location(f"{long.url}/shard.tar.index").read() == long.body
     begins = sorted(begin_of(headers) for _, _, headers, _ in long.requests)
-    assert begins == list(range(0, len(long.body), tuning.FIRST))
+    assert begins == list(range(0, len(long.body), tuning.FIRST_BYTES))
     assert len(opened) <= len(begins)
 
 
@@ -408,7 +408,7 @@ def test_a_server_without_ranges_sends_a_whole_file(slow, opened):
     assert len(slow.requests) == 1
 
 
-WINDOW = tuning.INITIAL_WINDOW
+WINDOW = tuning.WINDOW_BYTES
 
 
 def windows(server: Server) -> list[int]:

@@ -35,7 +35,7 @@ def server():
 @pytest.fixture(autouse=True, scope="module")
 def _no_pauses():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "PAUSE", 0.001)
+        patch.setattr(tuning, "PAUSE_SECONDS", 0.001)
         yield
 
 
@@ -78,7 +78,7 @@ def test_what_breaks_off_goes_on_at_the_exact_byte(server, end):
     cuts = [Answer(cut=HEADERS + 50_000, end=end), Answer(cut=HEADERS + 70_000, end=end)]
     assert fetch(server.play(*cuts, body=BODY)) == BODY
     first, *resumed = ranges(server)
-    assert first == f"bytes=0-{tuning.FIRST - 1}"
+    assert first == f"bytes=0-{tuning.FIRST_BYTES - 1}"
     assert resumed
     assert all(0 < int(each[6:].partition("-")[0]) < len(BODY) for each in resumed)
 
@@ -224,18 +224,18 @@ def test_retry_after_is_heeded(server, monkeypatch):
     assert fetch(server.play(*busy, body=BODY)) == BODY
     assert pauses[0] == 7
     assert 15 < pauses[1] <= 20
-    assert pauses[2] == tuning.LONGEST_PAUSE
+    assert pauses[2] == tuning.LONGEST_SECONDS
     assert pauses[3] < 1
 
 
 def test_pauses_grow(server, monkeypatch):
     pauses = []
     monkeypatch.setattr(requests, "pausing", noted(pauses))
-    monkeypatch.setattr(tuning, "PAUSE", 1.0)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 1.0)
     with pytest.raises(OpenError):
         fetch(server.play(body=BODY, default=Answer(cut=0)), retries=9)
     assert all(0.5 * 2**n <= pause <= 2**n for n, pause in enumerate(pauses[:6]))
-    assert pauses[-1] == tuning.LONGEST_PAUSE
+    assert pauses[-1] == tuning.LONGEST_SECONDS
 
 
 def test_nobody_listens():
@@ -294,8 +294,10 @@ def test_an_encoding_of_one_answer_only_is_never_mixed_in(server):
 
 def test_a_range_that_is_encoded_by_itself_is_not_taken(server):
     """As a proxy does that compresses what passes through it: the whole file, compressed once, is."""
-    head = gzip.compress(BODY[: tuning.FIRST])
-    part = f'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-{tuning.FIRST - 1}/{len(BODY)}\r\nETag: "v1"\r\n'
+    head = gzip.compress(BODY[: tuning.FIRST_BYTES])
+    part = (
+        f'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-{tuning.FIRST_BYTES - 1}/{len(BODY)}\r\nETag: "v1"\r\n'
+    )
     part += f"Content-Encoding: gzip\r\nContent-Length: {len(head)}\r\n\r\n"
     whole = Answer(headers=(("Content-Encoding", "gzip"),), ranges=False)
     url = server.play(Answer(raw=part.encode() + head), body=gzip.compress(BODY), default=whole)
@@ -313,7 +315,7 @@ def test_encodings_that_change_no_byte(server):
 @pytest.mark.parametrize("is_remembered", [True, False])
 def test_redirects_are_followed_also_when_resuming(server, monkeypatch, is_remembered):
     """What breaks off is asked for where the file was; after a minute, the redirect is asked for again."""
-    monkeypatch.setattr(tuning, "REMEMBERED", 60 if is_remembered else 0)
+    monkeypatch.setattr(tuning, "LONGEST_SECONDS", 60 if is_remembered else 0)
     moved = Answer(status="302 Found", headers=(("Location", "/elsewhere.tar"),))
     url = server.play(moved, Answer(cut=50_000), *[moved] * (not is_remembered), body=BODY)
     assert fetch(url) == BODY
@@ -358,13 +360,15 @@ def test_a_redirect_leads_to_http_and_https_only(server, target, random_access):
 
 
 def test_redirects_are_bounded(server):
-    hops = [redirect(f"/{number}.tar?signature=s3cret") for number in range(tuning.REDIRECTS)]
+    hops = [redirect(f"/{number}.tar?signature=s3cret") for number in range(requests.MOST_REDIRECTS)]
     assert fetch(server.play(*hops, body=BODY)) == BODY
     url = server.play(*hops, redirect("/last.tar?signature=s3cret"), body=BODY)
-    with pytest.raises(OpenError, match=rf"302 Found: more than {tuning.REDIRECTS} redirects, the last to ") as caught:
+    with pytest.raises(
+        OpenError, match=rf"302 Found: more than {requests.MOST_REDIRECTS} redirects, the last to "
+    ) as caught:
         fetch(url)
     assert str(caught.value).endswith("/last.tar?signature=...")
-    assert len(server.requests) == tuning.REDIRECTS + 1
+    assert len(server.requests) == requests.MOST_REDIRECTS + 1
 
 
 def test_the_body_of_a_redirect_is_not_read(server):

@@ -68,7 +68,7 @@ def test_streams_have_no_ranges(url):
 
 
 def test_a_server_that_fails_for_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.01)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.01)
     (tmp_path / "a.tar").write_bytes(DATA)
     with serving(tmp_path) as site:
         ranges = Location.of(f"{site.url}/a.tar").ranges()

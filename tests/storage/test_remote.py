@@ -226,7 +226,7 @@ class BucketFile(AbstractBufferedFile):
 @pytest.fixture
 def bucket(monkeypatch):
     fsspec.register_implementation("bucket", Bucket, clobber=True)
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(Bucket, "objects", {})
     monkeypatch.setattr(Bucket, "versions", defaultdict(dict))
     return Bucket

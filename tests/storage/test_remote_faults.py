@@ -68,8 +68,8 @@ def files(tmp_path_factory) -> dict[str, tuple[bytes, bytes, bytes]]:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0)
-    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(tuning, "LONGEST_SECONDS", 0)
 
 
 def shard_of(key: str) -> str:

@@ -86,7 +86,7 @@ def test_a_listing_from_before_does_not_count(store):
 
 
 def test_a_stream_is_one_version(store, monkeypatch):
-    monkeypatch.setattr(tuning, "FIRST", 1 << 14)
+    monkeypatch.setattr(tuning, "FIRST_BYTES", 1 << 14)
     store.pipe_file("bucket/a.tar", DATA)
     came = []
     with open_url("s3://bucket/a.tar", remote=Remote(ahead=1 << 14)) as stream:
@@ -107,7 +107,7 @@ def test_shards_are_read(store, shard, index, prefix):
 
 @pytest.mark.parametrize("index", [True, False])
 def test_a_shard_replaced_while_it_is_read(store, shard, index, monkeypatch):
-    monkeypatch.setattr(tuning, "FIRST", 1 << 14)
+    monkeypatch.setattr(tuning, "FIRST_BYTES", 1 << 14)
     came, small = [], Remote(1, ahead=1 << 14)
 
     def consume():

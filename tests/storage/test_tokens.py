@@ -298,7 +298,7 @@ def test_the_hub_is_asked_again_where_its_file_server_refuses(hub):
 
 
 def test_a_hub_that_is_busy_is_asked_again(hub, monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
     hub.files.objects["a.tar"] = DATA
     hub.busy = 2
     with open_url("hf://datasets/me/data/a.tar") as stream:

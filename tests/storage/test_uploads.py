@@ -28,7 +28,7 @@ URL = "s3://bucket/d/a.tar"
 @pytest.fixture(autouse=True)
 def _small_and_impatient(monkeypatch):
     monkeypatch.setattr(fsspec_, "PART", PART)
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
 
 
 class FakeGcs:
@@ -280,7 +280,7 @@ def test_an_abort_waits_for_parts_under_way(s3):
 
 def test_an_abort_ends_retries(s3, monkeypatch):
     """Nobody waits out the pauses of an upload that was given up."""
-    monkeypatch.setattr(tuning, "PAUSE", 60)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 60)
     fail(s3, 99, FAULTS["broken"])
     stream = open_url(URL, "wb", remote=Remote(retries=9))
     stream.write(data_of(3 * PART))

@@ -92,7 +92,7 @@ def test_auto_streams_signed_urls(make_shards, tmp_path, status):
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "429 Too Many Requests", "500 Failed"])
 def test_auto_does_not_take_other_answers_for_a_missing_index(status, monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0.001)
     with misbehaving() as server, pytest.raises(OpenError, match=status):
         Stream.from_shards(server.play(body=b"", default=Answer(status=status)) + ".tar", remote=Remote(retries=1))
 
