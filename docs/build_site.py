@@ -65,7 +65,7 @@ SEARCHES = {
     "no index found": "troubleshooting/indexes/#no-index-found-create-one-with",
     "shuffle buffer": "glossary/#shardshuffle-detshuffle-shuffle-buffer",
     "tensorcom": "glossary/#tensorcom",
-    "windows": "glossary/#windows",
+    "windows": "install/#windows-macos-and-other-systems",
 }
 IMAGES = {".png", ".svg", ".gif"}
 #: The public packages that are no attributes of tarshards, and which of their modules or names are shown.
