@@ -204,7 +204,7 @@ def read_shard(
                 grouping,
                 end=shard.end,
                 concatenated=shard.concatenated,
-                max_ratio=location.remote.max_ratio,
+                max_ratio=location.max_ratio,
                 unread=_unread_ranges(stream, name) if copies else None if files is None else files.unread,
                 read_back=_read_back(stream, location),
             )

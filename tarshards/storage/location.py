@@ -109,10 +109,14 @@ class Location:
         them. Raises TypeError for anything else.
         """
         if isinstance(url, Location):
-            if remote in (None, url.remote) and (url.allow_pipe or not allow_pipe) and (sync or not url.sync):
+            if (
+                (remote is None or remote == url.remote)
+                and (url.allow_pipe or not allow_pipe)
+                and (sync or not url.sync)
+            ):
                 return url
             marks = {"allow_pipe": allow_pipe or url.allow_pipe, "sync": sync and url.sync}
-            return cls(url.url, remote or url.remote, index_dir=url.index_dir, **marks)
+            return cls(url.url, remote or url._passed, index_dir=url.index_dir, **marks)
         if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
             return cls(text, remote, allow_pipe=allow_pipe, sync=sync)
         raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {redacted(shortened(url))}")
@@ -136,6 +140,16 @@ class Location:
     def remote(self) -> Remote:
         """How to read it, if it is remote."""
         return default_remote()
+
+    @property
+    def _passed(self) -> Remote | None:
+        """*remote*, None if it was not passed: the variables of thousands of local shards need not be looked up."""
+        return self.__dict__.get("remote")
+
+    @property
+    def max_ratio(self) -> float | None:
+        """That of *remote*."""
+        return None if self._passed is None else self._passed.max_ratio
 
     # What the URL says.
 
@@ -395,7 +409,7 @@ class Location:
 
     def at(self, url: str) -> Location:
         """Return the location of another file, with the *remote* and *sync* of this one."""
-        return Location(url, self.remote, sync=self.sync)
+        return Location(url, self._passed, sync=self.sync)
 
     def with_base(self, base: str) -> Location:
         """Return the location of *base* in the same folder, with the same query."""
@@ -517,7 +531,9 @@ class Location:
 
     def opened_by(self, opener: Callable[[], Any]) -> Location:
         """Return this location; ``open`` then calls *opener*, which returns a stream that is already being fetched."""
-        location = Location(self.url, self.remote, allow_pipe=self.allow_pipe, sync=self.sync, index_dir=self.index_dir)
+        location = Location(
+            self.url, self._passed, allow_pipe=self.allow_pipe, sync=self.sync, index_dir=self.index_dir
+        )
         location.__dict__["_opener"] = opener
         return location
 

@@ -73,7 +73,7 @@ def open_shard(
         stream.before_commit = partial(forget, location)
         shard: Any = compressed(stream, compression)
     else:
-        shard = decompressed(stream, location.name, location.remote.max_ratio if max_ratio is None else max_ratio)
+        shard = decompressed(stream, location.name, location.max_ratio if max_ratio is None else max_ratio)
     return shard
 
 
@@ -97,7 +97,7 @@ class PlainFile:
     ):
         self.name = location.name
         self.is_copy = is_copy
-        self._source, self._max_ratio = source, location.remote.max_ratio
+        self._source, self._max_ratio = source, location.max_ratio
         self.error = error
         self.descriptor: Any = file.fileno()
         self.size: int = os.fstat(self.descriptor).st_size
