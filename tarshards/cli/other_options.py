@@ -73,9 +73,7 @@ ANSWERS = [
     Answer("", "-x --extract --get", "`tar -xf` extracts members, and `tarexport --format files` samples"),
     Answer("", "--exclude -X", "-f FIELDS takes some fields, and --where EXPR some samples"),
     Answer("", "--exclude -X", "-f FIELDS takes some fields"),
-    Answer(
-        "", "-A -r -u --append --concatenate --update", "`tarcat A B -o C` joins tars, and tools only write new ones"
-    ),
+    Answer("", "-A -r -u --append --concatenate", "`tarcat A B -o C` joins tars, and tools only write new ones"),
     Answer("", "--delete", "`targrep -v` leaves samples out"),
     Answer(
         "",
@@ -92,6 +90,7 @@ ANSWERS = [
     Answer("", "-n -N --lines --head --limit --max --take --max-samples", "-c N takes the first N samples"),
     Answer("", "--tail", "--slice takes some samples, and --skip N leaves the first out"),
     Answer("", "--force --clobber", "--overwrite replaces files"),
+    Answer("tarindex", "--overwrite --force --update", "indexes that are missing or stale are written"),
     Answer("", "-p -P -w --jobs --workers --threads --num-workers --processes", "-j N runs N at once"),
     Answer("", "--out --outfile --dest --output-dir", "-o is the output"),
     Answer("", "--silent --no-progress", "-q shows no progress bar"),
