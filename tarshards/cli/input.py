@@ -401,10 +401,11 @@ class Input:
         samples = self._take(samples)
         if self.fields is not None:
             samples = self.require(self._with_fields(samples, self.fields))
-        total = self._left(count()) if self._shows_bar else None
+        if not self._shows_bar:
+            return iter(samples)
         if self.phase is not None:
             samples = self._counted(samples)
-        return iter(with_bar(samples, self.quiet, total=total, phase=self.phase))
+        return iter(with_bar(samples, self.quiet, total=self._left(count()), phase=self.phase))
 
     def _counted(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         for sample in samples:

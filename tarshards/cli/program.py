@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards import __version__
-from tarshards.cli.terminal import above_bars, color_option, colored
+from tarshards.cli.terminal import above_bars, color_option, colored, log_above_bars
 from tarshards.errors import TarshardsError, visible
 from tarshards.storage.streams import check_written
 
@@ -252,7 +252,7 @@ def show_log(level: str) -> None:
     """Print the messages of the logger "tarshards" from this level on to stderr."""
     import logging
 
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    log_above_bars()
     logging.getLogger("tarshards").setLevel(level.upper())
 
 

@@ -53,6 +53,18 @@ def above_bars() -> AbstractContextManager[Any]:
     return nullcontext() if module is None else module.tqdm.external_write_mode(sys.stderr)
 
 
+def log_above_bars() -> None:
+    """Print the messages of the log to stderr, as Python does without any setting, but above the bars."""
+    import logging
+
+    class Handler(logging.StreamHandler[TextIO]):
+        def emit(self, record: logging.LogRecord) -> None:
+            with above_bars():
+                super().emit(record)
+
+    logging.basicConfig(format="%(message)s", handlers=[Handler(sys.stderr)])
+
+
 def with_bar(
     items: Iterable[Any], quiet: bool, *, total: int | None = None, unit: str = "samples", phase: str | None = None
 ) -> Iterable[Any]:
@@ -66,6 +78,7 @@ def with_bar(
         return items
     from tqdm import tqdm
 
+    log_above_bars()
     taken = 0  # bytes
 
     class Bar(tqdm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tarfile
 import termios
 import threading
 from contextlib import suppress
@@ -117,6 +118,17 @@ def test_messages_are_printed_above_the_bar(terminal):
     assert CODES.sub("", message).startswith("tarproc: a.tar: 000001: ")
     (bar,) = bars(shown.text)
     assert "12 samples" in bar
+
+
+@pytest.mark.parametrize("options", ["", "--verbose"])
+def test_the_log_is_printed_above_the_bar(terminal, tmp_path, options):
+    with tarfile.open(tmp_path / "dots.tar", "w") as archive:
+        for i in range(80):
+            archive.addfile(tarfile.TarInfo(f"a.{i}.cls"))
+    shown = terminal(f"tarcat {options} dots.tar -o out.tar", 200)
+    (message,) = [line for line in shown.text.replace("\r", "\n").split("\n") if "dots.tar" in line]
+    assert message.startswith("dots.tar: a: 80 fields, such as ")
+    assert "1 samples" in bars(shown.text)[-1]
 
 
 @pytest.mark.parametrize(
