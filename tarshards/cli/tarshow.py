@@ -44,25 +44,21 @@ def main(source: Input, summary: bool, images: bool, table: bool, html: Location
 
 
 def _tabulate(source: Input) -> None:
-    from tarshards.verbs.show import Table
+    from tarshards.verbs.show import tabulate
 
-    def mark(text: str, color: Any) -> str:
-        return colored(text, color, sys.stdout)
-
-    table = Table(mark=mark)
+    how: dict[str, int] = {}
     if sys.stdout.isatty():
         source.quiet = True  # else the bar would appear between the lines
         size = shutil.get_terminal_size()
-        table = Table(size.columns, max(2, size.lines - 2), mark)
-    for sample in source:
-        _write(table.add(sample))
-    _write(table.rest())
+        how = {"width": size.columns, "lines": max(2, size.lines - 2)}
+    stdout = sys.stdout.buffer
+    for line in tabulate(source, mark=_colored, **how):
+        stdout.write(line.encode() + b"\n")
+        stdout.flush()
 
 
-def _write(lines: list[str]) -> None:
-    stdout = sys.stdout.buffer  # click.echo takes twice the time
-    stdout.write("".join(f"{line}\n" for line in lines).encode())
-    stdout.flush()
+def _colored(text: str, color: Any) -> str:
+    return colored(text, color, sys.stdout)
 
 
 def _list(source: Input, images: bool) -> None:
@@ -70,8 +66,10 @@ def _list(source: Input, images: bool) -> None:
 
     source.quiet |= sys.stdout.isatty()
     terminal = _terminal() if images else None
+    stdout = sys.stdout.buffer  # click.echo takes twice the time
     for sample in source:
-        _write([list_sample(sample)])
+        stdout.write(list_sample(sample).encode() + b"\n")
+        stdout.flush()
         if terminal is not None:
             for picture in draw_pictures(sample, columns=min(PICTURE, terminal.width)):
                 terminal.print(picture)

@@ -6,7 +6,7 @@ import json
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from time import monotonic
@@ -176,56 +176,52 @@ def _fit(picture: Any, columns: int) -> Any:
     return picture.resize([length * factor for length in picture.size], Image.Resampling.NEAREST)
 
 
-class Table:
-    """The lines of a table of samples: a header, then for each sample its key and the cells of its fields.
+def tabulate(
+    samples: Iterable[Sample],
+    *,
+    width: int | None = None,
+    lines: int = 20,
+    mark: Callable[[str, str], str] = lambda text, _: text,
+) -> Iterator[str]:
+    """Yield the lines of a table: a header, then for each sample its key and the cells of its fields.
 
     Up to *lines* samples, or those of a second, get columns of common widths, which never become narrower later. With a
     *width*, in columns of a terminal, the widest cells are cut so that a line fits, fields for which there is no place
-    are left out, and every *lines* lines the header comes again. *mark* gets the header, and each key.
+    are left out, and every *lines* lines the header comes again. *mark* changes the "heading", and each "key".
 
-    >>> table = Table(width=28)
-    >>> for line in [*table.add({"__key__": "a", "cls": b"7", "txt": b"a dog on a skateboard"}), *table.rest()]:
+    >>> for line in tabulate([{"__key__": "a", "cls": b"7", "txt": b"a dog on a skateboard"}], width=28):
     ...     print(line)
     __key__  cls  txt
     a        7    "a dog on a…
     """
-
-    def __init__(
-        self, width: int | None = None, lines: int = 20, mark: Callable[[str, str], str] = lambda text, _: text
-    ):
-        self._width, self._lines, self._mark = width, lines, mark
-        self._widths: dict[str, int] = {}  # of all columns, uncut
-        self._waiting: list[dict[str, str]] = []
-        self._begun = 0.0
-        self._shown: list[str] = []  # the columns of the last header
-        self._since = 0  # lines since then
-
-    def add(self, sample: Sample) -> list[str]:
-        """Return the lines that can be shown now that *sample* has come."""
-        cells = {visible(field): cell(field, data) for field, data in fields_of(sample)}
-        self._waiting.append({"__key__": visible(sample["__key__"]), **cells})
-        if len(self._waiting) == 1:
-            self._begun = monotonic()
-        is_time = len(self._waiting) == self._lines or monotonic() - self._begun > 1
-        return self.rest() if is_time else []
-
-    def rest(self) -> list[str]:
-        """Return the lines of the samples that wait."""
-        for row in self._waiting:
+    needed: dict[str, int] = {}
+    shown: list[str] = []  # the columns of the last header
+    since = 0  # lines since then
+    for rows in _screens(samples, lines):
+        for row in rows:
             for name, text in row.items():
-                self._widths[name] = max(self._widths.get(name) or _width(name), _width(text))
-        widths = self._widths if self._width is None else narrowed(self._widths, self._width)
-        lines = []
-        for row in self._waiting:
-            if [*widths] != self._shown or (self._width is not None and self._since >= self._lines):
-                names = [_cut(name, width) for name, width in widths.items()]
-                lines.append(self._mark("  ".join(names).rstrip(), "heading"))
-                self._shown, self._since = [*widths], 0
-            key, *cells = (_cut(row.get(name, ""), width) for name, width in widths.items())
-            lines.append("  ".join([self._mark(key, "key"), *cells]).rstrip())
-            self._since += 1
-        self._waiting.clear()
-        return lines
+                needed[name] = max(needed.get(name) or _width(name), _width(text))
+        widths = needed if width is None else narrowed(needed, width)
+        for row in rows:
+            if [*widths] != shown or (width is not None and since >= lines):
+                shown, since = [*widths], 0
+                yield mark("  ".join(_cut(name, widths[name]) for name in shown).rstrip(), "heading")
+            key, *cells = (_cut(row.get(name, ""), widths[name]) for name in shown)
+            yield "  ".join([mark(key, "key"), *cells]).rstrip()
+            since += 1
+
+
+def _screens(samples: Iterable[Sample], lines: int) -> Iterator[list[dict[str, str]]]:
+    """Yield the cells of *samples*, by field: of *lines* samples, or of those that come within a second."""
+    rows: list[dict[str, str]] = []
+    begun = monotonic()
+    for sample in samples:
+        cells = {visible(field): cell(field, data) for field, data in fields_of(sample)}
+        rows.append({"__key__": visible(sample["__key__"]), **cells})
+        if len(rows) >= lines or monotonic() - begun > 1:
+            yield rows
+            rows, begun = [], monotonic()
+    yield rows
 
 
 def cell(field: str, data: bytes) -> str:
