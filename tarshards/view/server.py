@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from tarshards.errors import TarshardsError, visible
 from tarshards.samples.member_file import MemberFile
 from tarshards.view.media_types import media_type
-from tarshards.view.page_text import FILES, TYPES, served_page
+from tarshards.view.page_text import served_files, served_page
 from tarshards.view.view_api import Answer, ViewApi
 
 log: logging.Logger = logging.getLogger("tarshards")
@@ -71,6 +71,7 @@ class ViewServer(ThreadingHTTPServer):
         self.api = api
         self.framed = framed
         self.token: str = secrets.token_urlsafe(24)
+        self.files: dict[str, tuple[str, str]] = served_files()
         super().__init__(("127.0.0.1", port), ViewHandler)
 
     @property
@@ -95,9 +96,9 @@ class ViewHandler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", b"403\n")
         elif path == "":
             self._send_page()
-        elif path in FILES:
-            file = FILES[path]
-            self._send(HTTPStatus.OK, f"{TYPES[file.suffix]}; charset=utf-8", file.read_bytes())
+        elif path in self.server.files:
+            kind, text = self.server.files[path]
+            self._send(HTTPStatus.OK, f"{kind}; charset=utf-8", text.encode())
         else:
             self._answer(path, dict(parse_qsl(address.query)))
 
