@@ -185,7 +185,8 @@ def test_a_video_is_shown_by_a_frame_of_its_own(screen, media):
     cards(screen)
     until(screen, "document.querySelectorAll('.card .visual canvas').length >= 4")
     first = ".card[data-position='0'] .visual canvas"
-    until(screen, f"{pixels(first)} > 300")  # the mask has two
+    for number in range(4):
+        until(screen, pixels(f".card[data-position='{number}'] .visual canvas") + " > 300")  # the mask has two
     assert screen.get_attribute(first, "aria-label") == "mp4 ▶ 4.0 s"
     shape = screen.eval_on_selector(first, "each => [each.width, each.height]")
     assert shape == [96, 64]

@@ -31,7 +31,7 @@ export class Grid {
   reset(total = 0) {
     this.requests?.forEach((request) => request.abort());
     [this.pages, this.requests, this.cards] = [new Map(), new Map(), new Map()];
-    this.failed = new Set(); // pages that are not asked for again before one scrolls
+    this.failed = new Set(); // pages that are not asked for, or not again, before one scrolls
     [this.total, this.done, this.top, this.active, this.expected] = [total, false, 0, 0, 0];
     this.generation = (this.generation ?? 0) + 1;
     this.layer.replaceChildren(...(this.header ? [this.header] : []));
@@ -168,6 +168,11 @@ export class Grid {
     this.cards.clear();
     this.layer.replaceChildren(...(this.header ? [this.header] : []));
     this.#render();
+  }
+
+  /** Ask for no more samples before one scrolls. */
+  rest() {
+    this.failed.add(Math.floor(this.total / PAGE));
   }
 
   /** Note how many samples are known now, although none of them was asked for. */

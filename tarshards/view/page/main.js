@@ -29,7 +29,7 @@ let view = "medium";
 let columns = []; // fields of the table
 let about = { name: "", total: 0, done: false };
 
-const status = new Status((begin, count) => source.rows(query, begin, count), (found) => grid.grow(found));
+const status = new Status((begin, count) => source.rows(query, begin, count), { grow: (found) => grid.grow(found), rest: () => grid.rest() });
 const selection = element("span", { class: "selection" });
 const detail = element("section", { class: "detail", hidden: true, "aria-label": "sample" });
 const box = makeQueryBox(source, async (key) => source.offers.has("queries") && about.total <= MOST_FOUND && (await source.find(key)).length > 0);

@@ -5,12 +5,19 @@ import { button, counted, element, line } from "./dom.js";
 const FAR = 10_000_000; // a position behind every result of a query
 
 export class Status {
-  /** *ask(begin, count)* returns rows of the query that is shown, and *grow* takes how many samples are known now. */
-  constructor(ask, grow) {
-    Object.assign(this, { ask, grow, isIndexed: true });
+  /** *ask(begin, count)* returns rows of the query that is shown, and *grow* takes how many samples are known now.
+   *
+   * *rest* is called when the search is to go no further.
+   */
+  constructor(ask, { grow, rest }) {
+    Object.assign(this, { ask, grow, rest, isIndexed: true });
     this.text = element("p", { class: "status", role: "status" });
     this.bar = element("progress", { "aria-label": "searched" });
-    this.all = button("search all", () => (this.isSearching ? this.stop() : this.#searchAll()));
+    this.all = button("search all", () => {
+      if (!this.isSearching) return this.#searchAll();
+      this.rest();
+      return this.stop();
+    });
     this.search = element("span", { class: "search", hidden: true }, this.bar, this.all);
     this.element = element("div", { class: "known" }, this.text, this.search);
   }

@@ -4,6 +4,7 @@ import { element, line } from "./dom.js";
 
 const LATEST = 1; // seconds into a video from which its frame is taken, at most: the first are often black
 const PATIENCE = 10_000; // milliseconds
+const BETWEEN = 30; // milliseconds between attempts to draw a frame: some come after the event that announces them
 
 /** Return an element that plays a field; the *clock* follows it. */
 export async function showVideo(sample, field, source, clock) {
@@ -35,8 +36,12 @@ export async function drawFrame(canvas, url) {
     await isThere;
     const scale = Math.min(1, canvas.width / player.videoWidth, canvas.height / player.videoHeight);
     [canvas.width, canvas.height] = [player.videoWidth * scale, player.videoHeight * scale].map((length) => Math.max(1, Math.round(length)));
-    canvas.getContext("2d").drawImage(player, 0, 0, canvas.width, canvas.height);
-    return player.duration;
+    const context = canvas.getContext("2d");
+    for (const end = Date.now() + PATIENCE; Date.now() < end; await new Promise((resolve) => setTimeout(resolve, BETWEEN))) {
+      context.drawImage(player, 0, 0, canvas.width, canvas.height);
+      if (context.getImageData(0, 0, 1, 1).data[3]) return player.duration; // opaque: the frame was there to be drawn
+    }
+    throw new Error("no frame of it came");
   } finally {
     player.removeAttribute("src"); // so that it takes no connection any more
     player.load();
