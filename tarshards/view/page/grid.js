@@ -251,6 +251,7 @@ export class Grid {
       this.pages.delete(page);
       this.pages.set(page, found.rows);
       while (this.pages.size > PAGES) this.pages.delete(this.pages.keys().next().value);
+      if (!found.done && (this.done || found.total < this.total)) return; // a later answer came before
       const hasGrown = found.total !== this.total;
       [this.total, this.done] = [found.total, found.done];
       this.report(found);
