@@ -49,7 +49,7 @@ class Choices:
     def __init__(self, quotas: Quotas, seed: int, sizes: Sequence[int], until: Until, lanes: Sequence[int]):
         self.quotas = quotas
         self.seed = seed
-        self.sizes = list(sizes)
+        self.sizes: list[int] = list(sizes)
         self._lanes: list[int] = list(lanes)
         self._is_permuted: bool = True
         self._table: NDArray[Any] | None = None  # of one period

@@ -33,18 +33,20 @@ class _Feeder:
 
     def __init__(self, address: str, context: Any, keys: str | None):
         self._zmq = zmq = require("zmq", extra="feed")
-        self.address, self.asked = address, set[int]()
+        self.address: str = address
+        self.asked: set[int] = set()
         self.instance: str | None = None  # identifies the process that answered; None until it has
         self.capacity = self.threads = 0
         self.refusal = ""  # the reason why it is not used, if any
-        self.heard = self.pinged = monotonic()
-        self.socket = context.socket(zmq.DEALER)
+        self.heard: float = monotonic()
+        self.pinged: float = self.heard
+        self.socket: Any = context.socket(zmq.DEALER)
         self.socket.linger, self.socket.sndhwm, self.socket.rcvhwm = 0, 0, 0
         self.socket.ipv6 = "[" in address
         self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = 100, 2000
         if keys is not None:
             self.socket.curve_serverkey, self.socket.curve_publickey, self.socket.curve_secretkey = client_keys(keys)
-        self.events = self.socket.get_monitor_socket()
+        self.events: Any = self.socket.get_monitor_socket()
         self.socket.connect(address)
 
     @property

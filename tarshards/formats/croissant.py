@@ -31,7 +31,7 @@ CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 KEY = r"^((?:.*/|)[^.]+)[.]"  # finds the key in a member's name
 
 #: The @context of the specification.
-CONTEXT = {
+CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
     "citeAs": "cr:citeAs",

@@ -41,7 +41,7 @@ def read_rows(
     return stream
 
 
-class RowStream(Stream):
+class RowStream(Stream[Sample]):
     """A stream of rows, which can also be read file by file."""
 
     source: RowSource
@@ -65,7 +65,7 @@ class RowSource(IterableSource):
 
     def __init__(self, plan: Plan, ledger: Ledger):
         super().__init__(plan.pieces)
-        self.names = [piece.name for piece in plan.pieces]
+        self.names: list[str] = [piece.name for piece in plan.pieces]
         self.plan = plan
         self.ledger = ledger
 

@@ -516,7 +516,8 @@ class OpenShards:
         self.lazy = lazy
         uncounted = shards.uncounted  # shards whose counts come from their indexes
         self._uncounted: Collection[int] = range(len(shards)) if len(uncounted) == len(shards) else frozenset(uncounted)
-        self.named, missing = with_counts(shards, uncounted, fields, lazy)
+        named, missing = with_counts(shards, uncounted, fields, lazy)
+        self.named: Shards = named
         if missing:
             location = shards[missing[0]].location()
             load_index(location)  # its error says more

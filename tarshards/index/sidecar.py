@@ -567,7 +567,9 @@ class Pages:
     def __init__(
         self, sidecar: LocalRanges, end: int, entries: dict[str, Any], each: int, marks: bytes, crc32: bytes
     ) -> None:
-        self.entries = {name: (begin, stop) for name, (begin, stop) in entries.items() if 0 <= begin <= stop <= end}
+        self.entries: dict[str, tuple[int, int]] = {
+            name: (begin, stop) for name, (begin, stop) in entries.items() if 0 <= begin <= stop <= end
+        }
         self._sidecar, self._end, self._each, self._marks, self._sums = sidecar, end, each, marks, crc32
         self._first, self._held = 0, b""  # the pages that were read last
 

@@ -24,7 +24,7 @@ from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Compiler, Condition, RefusedError, dotted_name, is_null_test, shard_of
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 
-COMPARED = {
+COMPARED: dict[type[ast.cmpop], str] = {
     ast.Eq: "equal",
     ast.NotEq: "not_equal",
     ast.Lt: "less",

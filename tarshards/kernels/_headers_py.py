@@ -79,13 +79,14 @@ class MemberTable:
         shard_size: int,
         end: int,
     ):
-        self._sidecar, self._layout, self.fields = sidecar, layout, fields
+        self._sidecar, self._layout = sidecar, layout
+        self.fields: tuple[bytes, ...] = fields
         arrays = {name: sidecar[slice(*layout[name])] for name in ARRAYS}
         lengths = {len(array) / np.dtype(ARRAYS[name]).itemsize for name, array in arrays.items()}
         if len(lengths) > 1 or not next(iter(lengths)).is_integer():
             raise ValueError("arrays of different lengths")
         self.sample, self.field, self.offset, self.size = (np.frombuffer(arrays[name], ARRAYS[name]) for name in ARRAYS)
-        self.members = len(self.sample)
+        self.members: int = len(self.sample)
         if problem := self._inconsistency(shard_size, end):
             raise ValueError(problem)
 
@@ -199,9 +200,11 @@ class MappedMembers:
         end = table.members if end < 0 else end
         if not (low >= 0 and 0 <= begin <= end <= table.members):
             raise ValueError("not members of the table")
-        self.shard, self.table, self.low, self.begin, self.end = shard, table, low, begin, end
+        self.shard: Any = shard
+        self.table: MemberTable = table
+        self.low, self.begin, self.end = low, begin, end
         self.url, self.names = url, names
-        self.compared = bytearray(end - begin)
+        self.compared: bytearray = bytearray(end - begin)
 
     def fill(self, result: dict[str, Any], names: Sequence[str | None], sample: int, settled: int) -> int:
         """Put the key of *sample* and the bytes of its members, under their *names*, into *result*; return -1.

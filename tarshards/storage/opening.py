@@ -84,7 +84,7 @@ class PlainFile:
     ended copying before the end of the shard, if any.
     """
 
-    shard = Shard("")  #: how the shard is read
+    shard: Shard = Shard("")  #: how the shard is read
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PlainFile:
         source: Any = None,
         error: TarshardsError | None = None,
     ):
-        self.name = location.name
+        self.name: str = location.name
         self.is_copy = is_copy
         self._source, self._max_ratio = source, location.max_ratio
         self.error = error

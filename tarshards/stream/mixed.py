@@ -111,7 +111,7 @@ class MixedSource(PlannedSource):
     """The samples of several planned sources, in the order of a ``MixedPlan``."""
 
     once = False
-    ordered_by = ("tail",)
+    ordered_by: ClassVar[Sequence[str]] = ("tail",)
 
     def __init__(
         self,
@@ -122,7 +122,8 @@ class MixedSource(PlannedSource):
         tail: Tail | None,
         on_error: ErrorPolicy,
     ):
-        self.quotas, self.until = quotas, until
+        self.quotas: Quotas = quotas
+        self.until: Until = until
         self.options: EpochOptions = EpochOptions(seed=seed, tail=tail)
         self.seed: int = seed
         self.sources: list[PlannedSource] = [dataset.source for dataset in datasets.values()]
@@ -301,7 +302,8 @@ class MixedStreams:
     ordered_by: ClassVar[Sequence[str]] = ()
 
     def __init__(self, datasets: Mapping[str, Stream], quotas: Quotas, seed: int, until: Until, on_error: ErrorPolicy):
-        self.quotas, self.seed, self.until = quotas, seed, until
+        self.quotas: Quotas = quotas
+        self.seed, self.until = seed, until
         self.ops: list[BoundOp] = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
         self.newest: int = max(dataset.source.newest for dataset in datasets.values())
         self.draws: bool = any(draws(dataset.source) for dataset in datasets.values())

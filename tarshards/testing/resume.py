@@ -12,7 +12,7 @@ from tarshards.testing.runs import Tested
 from tarshards.testing.setups import Setup, small_setups, spread
 
 #: The properties that may differ after a resume, and the values that they take.
-CHANGES = {"ranks": (1, 2, 3), "workers": (0, 1, 2, 3), "batch_size": (1, 2, 3)}
+CHANGES: dict[str, tuple[int, ...]] = {"ranks": (1, 2, 3), "workers": (0, 1, 2, 3), "batch_size": (1, 2, 3)}
 
 World = tuple[Setup, Setup]  #: before a resume, and after it
 

@@ -22,12 +22,12 @@ Function = Callable[[str, bytes], Any]
 
 #: webdataset's imagespecs: code that uses them expects uint8 or float32.
 imagespecs = {name: form for name, form in IMAGES.words.items() if form[1] != "uint16"}
-IMAGE_EXTENSIONS = sorted(IMAGES.extensions)
+IMAGE_EXTENSIONS: list[str] = sorted(IMAGES.extensions)
 decode_buffer = tenbin_loads = DECODERS["tenbin"]
 encode_buffer = ENCODERS["tenbin"]
 DecodingError = DecodeError
 #: Whether ``torch_loads`` loads tensors and plain containers only; ``decode`` always does.
-pytorch_weights_only = False
+pytorch_weights_only: bool = False
 
 
 class Continue:
@@ -133,9 +133,13 @@ def _refuse_unsafe(what: str) -> None:
 
 
 #: Functions of bytes by extension. ``decode`` uses those that run no code from the data.
-OWN_DECODERS = {**DECODERS, **dict.fromkeys(("pyd", "pkl", "pickle"), unpickle_loads), "pth": torch_loads}
+OWN_DECODERS: dict[str, Any] = {
+    **DECODERS,
+    **dict.fromkeys(("pyd", "pkl", "pickle"), unpickle_loads),
+    "pth": torch_loads,
+}
 #: The same; a program may put its own functions here.
-decoders = dict(OWN_DECODERS)
+decoders: dict[str, Any] = dict(OWN_DECODERS)
 cbor_loads, msgpack_loads, npy_loads, npz_loads = (decoders[each] for each in ("cbor", "msgpack", "npy", "npz"))
-torch_video = handlers.absent("torch_video", "handle_extension(extensions, f) takes a decoder of your own")
-torch_audio = handlers.absent("torch_audio", "handle_extension(extensions, f) takes a decoder of your own")
+torch_video: Any = handlers.absent("torch_video", "handle_extension(extensions, f) takes a decoder of your own")
+torch_audio: Any = handlers.absent("torch_audio", "handle_extension(extensions, f) takes a decoder of your own")

@@ -140,8 +140,8 @@ def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
     return islice(src, world.worker, None, world.num_workers)
 
 
-DirectoryShardList = absent("DirectoryShardList", "name the shards, or the pattern of a folder such as data/*.tar")
-MultiShardSample = absent("MultiShardSample", "tarshards.mix draws from several datasets in proportion")
+DirectoryShardList: Any = absent("DirectoryShardList", "name the shards, or the pattern of a folder such as data/*.tar")
+MultiShardSample: Any = absent("MultiShardSample", "tarshards.mix draws from several datasets in proportion")
 
 
 def cached_in(folder: Any, size: float) -> Remote | None:
@@ -184,10 +184,12 @@ def cached_url_opener(
     return filters.map.run(data, lambda shard: {**shard, "stream": tariterators.stream_of(shard, remote)}, handler)
 
 
-FileCache = absent("FileCache", "WebDataset(cache_dir=...) and tarshards.Remote(cache_dir=...) keep blocks on a disk")
-LRUCleanup = absent("LRUCleanup", "cache_size= bounds the folder of cache_dir=, and tarcache lists and empties it")
-StreamingOpen = absent("StreamingOpen", "url_opener adds streams to shards")
-check_tar_format = absent("check_tar_format", "tarcheck says whether a shard is whole")
+FileCache: Any = absent(
+    "FileCache", "WebDataset(cache_dir=...) and tarshards.Remote(cache_dir=...) keep blocks on a disk"
+)
+LRUCleanup: Any = absent("LRUCleanup", "cache_size= bounds the folder of cache_dir=, and tarcache lists and empties it")
+StreamingOpen: Any = absent("StreamingOpen", "url_opener adds streams to shards")
+check_tar_format: Any = absent("check_tar_format", "tarcheck says whether a shard is whole")
 
 
 SCHEMES = ["http", "https", "file", "ftp", "ftps", "gs", "s3", "ais"]

@@ -22,8 +22,10 @@ from tarshards.storage.location import Location
 from tarshards.webdataset.tariterators import gopen as gopen
 from tarshards.write import shards
 
-torch_dumps, numpy_dumps, numpy_npz_dumps = (ENCODERS[name] for name in ("pth", "npy", "npz"))
-encode_integer = ENCODERS["cls"]
+torch_dumps: Callable[[Any], bytes] = ENCODERS["pth"]
+numpy_dumps: Callable[[Any], bytes] = ENCODERS["npy"]
+numpy_npz_dumps: Callable[[Any], bytes] = ENCODERS["npz"]
+encode_integer: Callable[[Any], bytes] = ENCODERS["cls"]
 FIXED = ("user", "group", "mode", "mtime", "format", "keep_meta")
 
 

@@ -293,7 +293,8 @@ class BatchRows:
         if failures:
             kept = np.delete(np.arange(len(samples)), list(failures))
             self._read, self._kept, draws = samples.keep(kept), kept.tolist(), draws[kept]
-        self._draws, self.count = draws, len(self._read)
+        self._draws = draws
+        self.count: int = len(self._read)
         readers = assembler.readers if self.count else []
         self._columns = [assembler.memory.take(i, reader, self.count, number) for i, reader in enumerate(readers)]
         self._failed: list[dict[int, DecodeError]] = [{} for _ in self._columns]

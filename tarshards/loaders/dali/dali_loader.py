@@ -23,7 +23,7 @@ from tarshards.loaders.dali.external_source import (
 from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedBatch, ImageCheck, ImageGuard
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
-from tarshards.loaders.passes import Pass, ResumableLoader
+from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.samples.ledger import Ledger, Tally
 
 Device = Literal["gpu", "cpu"]
@@ -100,7 +100,7 @@ class DaliLoader(ResumableLoader[dict[str, Any]]):
 
     def __init__(self, source: EncodedSource, runner: PipelineRunner, outputs: Sequence[str], library: ArrayLibrary):
         self.source = source
-        self.passes = source.passes
+        self.passes: Passes = source.passes
         self._runner, self._outputs, self._library = runner, outputs, library
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:

@@ -180,7 +180,7 @@ class Arenas:
         self.workers: Any = workers
         self.ahead = ahead
         self.pinned = pinned
-        self.lent = -(-KEPT // workers)  # messages of one worker, since the batches come from all in turn
+        self.lent: int = -(-KEPT // workers)  # messages of one worker, since the batches come from all in turn
         self.each: Any = ahead + 1 + self.lent
         self.reason: Any = ""  # why there is no memory
         self.columns: dict[int, tuple[int, np.ndarray]] = {}  # by column: the number of its batch, and its array

@@ -100,7 +100,7 @@ class Plain(Reader):
 
     def __init__(self, codec: str | None):
         self.codec = codec
-        self.by_extension = ByExtension()
+        self.by_extension: ByExtension = ByExtension()
 
     def decode(self, payload: bytes) -> Any:
         """Decode one payload, or return it."""
