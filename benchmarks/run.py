@@ -47,6 +47,7 @@ PROGRAMS = (
     "engines",
     "planning",
     "packing",
+    "tokens",
     "columns",
     "keys",
     "audio",

@@ -33,6 +33,7 @@ import run  # noqa: E402
 import sets  # noqa: E402
 import suite  # noqa: E402
 import tables  # noqa: E402
+import tokens  # noqa: E402
 import wire  # noqa: E402
 
 PEERS = ["cat", "datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "grain", "lance", "litdata"]
@@ -105,6 +106,14 @@ def test_every_program_is_in_reach_of_make_bench():
         if re.search("^from measure import.*record", path.read_text(), re.M)
     }
     assert programs == {*run.PROGRAMS, "core"}
+
+
+def test_rows_of_tokens_have_all_of_them(tmp_path):
+    tokens.write_tarshards(tmp_path, 200)
+    assert sum(tokens.read_tarshards(tmp_path)) == sum(map(len, tokens.documents(200)))
+    packages = environments.read_peer(BENCHMARKS / "tokens.py").packages
+    assert packages
+    assert all("==" in package for package in packages)
 
 
 def test_what_was_delivered_is_judged():
