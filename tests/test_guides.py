@@ -329,6 +329,28 @@ def test_speech(follow, run, tmp_path):
     assert re.match(r"\d+ batches, loss \d", run("python", twin, "spoken/shar", "twin.pt").stdout)
 
 
+@pytest.mark.interop
+def test_language_models(follow, tmp_path):
+    pytest.importorskip("tokenizers", reason="needs tokenizers")
+    titan = Path(sys.prefix, "torchtitan", "torchtitan")
+    if titan.exists():
+        (tmp_path / "torchtitan").symlink_to(titan)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    printed = follow("language.md", PYTHONWARNINGS="ignore")
+    assert re.search(r"^\d+ rows, loss \d", printed, re.MULTILINE)
+    assert re.search(r"^\d+ documents, each as if it were alone", printed, re.MULTILINE)
+    assert "torchtitan goes on after row 40\n" in printed
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = IndexedShards(str(tmp_path / "text.shards.json"))
+    tokens = IndexedShards(str(tmp_path / "tokens.shards.json")).decode()
+    for text, sample in zip(texts, tokens, strict=True):
+        assert text["__key__"] == sample["__key__"]
+        assert tokenizer.decode(sample["ids.npy"].tolist()).encode() == text["txt"]
+
+
 def test_faulty_shards(follow):
     printed = follow("faulty-shards.md")
     shown = [text for language, text in blocks("faulty-shards.md") if language == "" and "pip" not in text]

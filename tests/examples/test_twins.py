@@ -23,7 +23,7 @@ LINES = {
     "images": ["images-{0..3}.tar"],
     "masks": ["quokka-{0..3}.tar"],
     "pairs": ["images-{0..3}.tar"],
-    "text": ["text-{0..1}.tar", "state.pt"],
+    "language": ["text-{0..1}.tar", "state.pt"],
     "sound": ["sounds-{0..1}.tar"],
     "evaluation": ["images.shards.json"],
 }
@@ -46,7 +46,8 @@ def shards(tmp_path_factory) -> Path:
             writer.write({"__key__": f"{i:03d}", "png": image, "cls": i % 10, "txt": f"photo {i}", "json": meta})
     with ShardWriter(folder / "text-{shard}.tar", max_samples=100) as writer:
         for i in range(200):
-            writer.write({"__key__": f"{i:03d}", "tokens": rng.integers(0, 256, rng.integers(8, 200)).tobytes()})
+            ids = rng.integers(0, 2048, rng.integers(8, 400), np.uint16)
+            writer.write({"__key__": f"{i:03d}", "ids.npy": ids})
     with ShardWriter(folder / "sounds-{shard}.tar", max_samples=16) as writer:
         for i in range(32):
             sound = rng.standard_normal((8000 + 100 * i, 1 + i % 2)).astype(np.float32) / 10
@@ -92,10 +93,10 @@ def test_pairs(shards):
     assert run(OURS / "pairs.py", shards).startswith("6 steps, loss ")  # of 96 pairs
 
 
-def test_text_resumes_where_it_was(shards):
+def test_language_resumes_where_it_was(shards):
     (shards / "state.pt").unlink(missing_ok=True)
-    (rows,) = re.findall(r"(\d+) rows, loss", run(OURS / "text.py", shards))
-    (rest,) = re.findall(r"(\d+) rows, loss", run(OURS / "text.py", shards))
+    (rows,) = re.findall(r"(\d+) rows, loss", run(OURS / "language.py", shards))
+    (rest,) = re.findall(r"(\d+) rows, loss", run(OURS / "language.py", shards))
     assert int(rest) == int(rows) % 10 or int(rows) % 10 == 0
 
 
