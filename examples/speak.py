@@ -117,7 +117,7 @@ def like_kaldi(utterances: list[Utterance], folder: Path) -> None:
 
 
 def like_wenet(utterances: list[Utterance], folder: Path) -> None:
-    """Shards and their list, as wenet's make_shard_list.py writes them."""
+    """Shards and their list, as wenet's make_shard_list.py writes them, and a list of single files."""
     paths = [folder / f"wenet/shards_{shard:09d}.tar" for shard in range(SHARDS)]
     for shard, path in enumerate(paths):
         pairs = [
@@ -126,6 +126,10 @@ def like_wenet(utterances: list[Utterance], folder: Path) -> None:
         ]
         write_tar(path, [member for pair in pairs for member in pair])
     write_file(folder / "wenet/shards.list", lines(list(map(str, paths))))
+    entries = [
+        {"key": each.name, "wav": f"{folder}/kaldi/wav/{each.name}.wav", "txt": each.text} for each in utterances
+    ]
+    write_file(folder / "wenet/data.list", lines(list(map(json.dumps, entries))))
 
 
 def like_nemo(utterances: list[Utterance], folder: Path) -> None:

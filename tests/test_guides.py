@@ -310,6 +310,7 @@ def test_speech(follow, run, tmp_path):
     wenet = keys_and_texts("spoken/wenet/shards.shards.json")
     assert len(wenet) == int(spoken)
     assert wenet == keys_and_texts("nemo/text_{0..3}.tar") == keys_and_texts("shar/cuts.*.tar")
+    assert wenet == keys_and_texts("raw.shards.json")
     assert wenet == keys_and_texts("kaldi.shards.json") == keys_and_texts("segments.shards.json")
     spelled = keys_and_texts("libri.shards.json")
     assert {key.rpartition("/")[2]: text for key, text in spelled.items()} == {k: t.upper() for k, t in wenet.items()}

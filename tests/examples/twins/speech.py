@@ -24,7 +24,7 @@ sampler = DynamicBucketingSampler(cuts, max_duration=60, num_buckets=4, shuffle=
 if Path(sys.argv[2]).exists():
     sampler.load_state_dict(torch.load(sys.argv[2], weights_only=False))
 loader = DataLoader(IterableDatasetWrapper(Batches(), sampler), batch_size=None)
-model = nn.Sequential(nn.Conv1d(1, 64, 400, 80), nn.ReLU(), nn.Conv1d(64, 128, 5, padding=2), nn.LogSoftmax(1))
+model = nn.Sequential(nn.Conv1d(1, 64, 400, 80), nn.ReLU(), nn.Conv1d(64, 256, 5, padding=2), nn.LogSoftmax(1))
 optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 for step, (sounds, lengths, letters, counts) in enumerate(loader, 1):  # noqa: B007
     scores = model(sounds[:, None]).permute(2, 0, 1)
