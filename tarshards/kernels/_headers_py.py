@@ -85,7 +85,11 @@ class MemberTable:
         lengths = {len(array) / np.dtype(ARRAYS[name]).itemsize for name, array in arrays.items()}
         if len(lengths) > 1 or not next(iter(lengths)).is_integer():
             raise ValueError("arrays of different lengths")
-        self.sample, self.field, self.offset, self.size = (np.frombuffer(arrays[name], ARRAYS[name]) for name in ARRAYS)
+        members = [np.frombuffer(arrays[name], ARRAYS[name]) for name in ARRAYS]
+        self.sample: np.ndarray = members[0]
+        self.field: np.ndarray = members[1]
+        self.offset: np.ndarray = members[2]
+        self.size: np.ndarray = members[3]
         self.members: int = len(self.sample)
         if problem := self._inconsistency(shard_size, end):
             raise ValueError(problem)
@@ -202,8 +206,11 @@ class MappedMembers:
             raise ValueError("not members of the table")
         self.shard: Any = shard
         self.table: MemberTable = table
-        self.low, self.begin, self.end = low, begin, end
-        self.url, self.names = url, names
+        self.low: int = low
+        self.begin: int = begin
+        self.end: int = end
+        self.url: str = url
+        self.names: list[str | None] | None = names
         self.compared: bytearray = bytearray(end - begin)
 
     def fill(self, result: dict[str, Any], names: Sequence[str | None], sample: int, settled: int) -> int:

@@ -303,7 +303,8 @@ class MixedStreams:
 
     def __init__(self, datasets: Mapping[str, Stream], quotas: Quotas, seed: int, until: Until, on_error: ErrorPolicy):
         self.quotas: Quotas = quotas
-        self.seed, self.until = seed, until
+        self.seed: int = seed
+        self.until: Until = until
         self.ops: list[BoundOp] = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
         self.newest: int = max(dataset.source.newest for dataset in datasets.values())
         self.draws: bool = any(draws(dataset.source) for dataset in datasets.values())

@@ -72,10 +72,10 @@ class UsualHeaders:
     """
 
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...]):
-        self.row = dtype.itemsize * math.prod(shape)
+        self.row: int = dtype.itemsize * math.prod(shape)
         form = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': (%d,"
-        self.form = MAGIC + b"\x01\0" + (HEAD - 10).to_bytes(2, "little") + form.encode()
-        self.end = f"{','.join(f' {extent}' for extent in shape)}), }}".encode()
+        self.form: bytes = MAGIC + b"\x01\0" + (HEAD - 10).to_bytes(2, "little") + form.encode()
+        self.end: bytes = f"{','.join(f' {extent}' for extent in shape)}), }}".encode()
 
     @classmethod
     def like(cls, head: bytes) -> UsualHeaders | None:

@@ -139,7 +139,7 @@ class Ragged(Reader):
         self.shape = shape
         self.header = header
         self.row: int = self.dtype.itemsize * math.prod(shape)
-        self.usual = UsualHeaders(self.dtype, shape)
+        self.usual: UsualHeaders = UsualHeaders(self.dtype, shape)
 
     def learns(self, field: str) -> bool:
         """Return whether dtype and shape of the rows are in the header of a .npy file."""
