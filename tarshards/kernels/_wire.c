@@ -75,12 +75,12 @@ static int has_little(const struct pollfd *sockets, const Entry *entries, Py_ssi
     return there && there < LITTLE;
 }
 
-/* Wait, and receive, until something is complete or the time is over. Return whether a signal has come. */
+/* Wait, and receive, until something is complete or the time is over. Return 0, or an errno: EINTR if a signal has come. */
 static int wait_for(struct pollfd *sockets, Entry *entries, Py_ssize_t count, int milliseconds) {
     const int64_t end = now_ns() + (int64_t)milliseconds * 1000000;
     for (int left = milliseconds;;) {
         const int ready = poll(sockets, (nfds_t)count, left);
-        if (ready < 0) return errno == EINTR;
+        if (ready < 0) return errno;
         if (ready == 0) return 0;
         if (has_little(sockets, entries, count)) {
             rest();
@@ -130,7 +130,7 @@ static int read_entry(PyObject *wait, struct pollfd *socket, Entry *entry) {
 
 static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *waits, *found = NULL;
-    int milliseconds, is_interrupted = 0;
+    int milliseconds, failure = 0;
     if (!PyArg_ParseTuple(args, "Oi:receive", &waits, &milliseconds)) return NULL;
     if (!PyList_Check(waits)) return PyErr_Format(PyExc_TypeError, "waits are a list");
     const Py_ssize_t count = PyList_Size(waits);
@@ -141,8 +141,15 @@ static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *args) {
     else
         while (known < count && read_entry(PyList_GetItem(waits, known), &sockets[known], &entries[known]) == 0) known++;
     if (!PyErr_Occurred()) {
-        Py_BEGIN_ALLOW_THREADS is_interrupted = wait_for(sockets, entries, count, milliseconds);
-        Py_END_ALLOW_THREADS if (!is_interrupted || PyErr_CheckSignals() == 0) found = results_of(sockets, entries, count);
+        Py_BEGIN_ALLOW_THREADS
+        failure = wait_for(sockets, entries, count, milliseconds);
+        Py_END_ALLOW_THREADS
+        if (failure && failure != EINTR) {
+            errno = failure;
+            PyErr_SetFromErrno(PyExc_OSError);
+        } else if (!failure || PyErr_CheckSignals() == 0) {
+            found = results_of(sockets, entries, count);
+        }
     }
     for (Py_ssize_t i = 0; i < known; i++)
         if (entries[i].has_place) PyBuffer_Release(&entries[i].place);

@@ -223,6 +223,7 @@ class Response:
             with suppress(ValueError):
                 length = int(self.headers.get("Content-Length", "none"))
                 self.length = length if length >= 0 else None
+            self._will_close |= self.length is None  # the body ends with the connection
 
     @property
     def _is_read(self) -> bool:

@@ -569,18 +569,18 @@ def read_range(
     return buffer, transfer.version
 
 
+MOST_FREE, LONGEST_FREE = 32, 2 * tuning.REQUEST_BYTES  # pieces of memory that are kept, and bytes of one
+_free: list[_Memory] = []
+
+
 class _Memory(bytearray):
     """Memory that is received into again when nothing refers to it, since the system clears new pages."""
 
     __slots__ = ()
 
-    def __del__(self) -> None:
-        if 0 < len(self) <= LONGEST_FREE and len(_free) < MOST_FREE:
-            _free.append(self)
-
-
-_free: list[_Memory] = []
-MOST_FREE, LONGEST_FREE = 32, 2 * tuning.REQUEST_BYTES  # pieces of memory that are kept, and bytes of one
+    def __del__(self, free: list[_Memory] = _free, most: int = MOST_FREE, longest: int = LONGEST_FREE) -> None:
+        if 0 < len(self) <= longest and len(free) < most:  # at the interpreter's exit, modules may be gone
+            free.append(self)
 
 
 def memory(size: int) -> memoryview:

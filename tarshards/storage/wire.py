@@ -170,7 +170,14 @@ class _Wire:
             waits = [*self._waits.values(), bell]
             left = LONGEST if len(waits) == 1 else min(waits[:-1], key=_until).until - monotonic()
             milliseconds = 0 if self._resumed else max(0, int(1000 * min(left, LONGEST)) + 1)
-            found = kernels.wire.receive(waits, milliseconds)
+            try:
+                found = kernels.wire.receive(waits, milliseconds)
+            except (OSError, MemoryError) as error:  # no thread would make the steps of any work again
+                found = []
+                for work in works:
+                    self._waits.pop(work)
+                    work.steps.close()
+                    work.set_exception(error)
             self._rests = False
             for number, value in found:
                 if number < len(works):

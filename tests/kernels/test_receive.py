@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -161,3 +162,15 @@ def test_both_receive_the_same(sent, size, data):
             mine.close()
             other.close()
     assert found[0] == found[1]
+
+
+def test_more_sockets_than_a_process_may_have_are_an_error(kernel):
+    if kernel is _wire_py:
+        pytest.skip("the twin asks about each socket once")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limit[1]))
+    try:
+        with pytest.raises(OSError, match="Invalid argument"):
+            kernel.receive([(-1, 0, None)] * 100, 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
