@@ -279,20 +279,16 @@ def test_who_pays_for_requests(company, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "begin"),
-    [
-        ({"endpoint_url": "https://minio.example:9000"}, "https://minio.example:9000/bucket/d/a.tar?"),
-        (
-            {"endpoint_url": "https://oss.example", "config_kwargs": {"s3": {"addressing_style": "virtual"}}},
-            "https://bucket.oss.example/d/a.tar?",
-        ),
-    ],
+    ("style", "begin"), [("auto", "https://minio.example/bucket/"), ("virtual", "https://bucket.minio.example/")]
 )
-def test_where_other_stores_have_their_buckets(company, tmp_path, monkeypatch, options, begin):
+def test_where_other_stores_have_their_buckets(company, tmp_path, monkeypatch, style, begin):
     """In the path, as MinIO and R2, or in the name of the host, as some require."""
     session_token(company, tmp_path, monkeypatch)
-    url, _ = Location.of("s3://bucket/d/a.tar", Remote(storage_options=options)).address().target
-    assert url.startswith(begin)
+    (tmp_path / "config").write_text(f"[default]\ns3 =\n  addressing_style = {style}\n")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://minio.example")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    url, _ = Location.of("s3://bucket/d/a.tar").address().target
+    assert url.startswith(f"{begin}d/a.tar?")
 
 
 def test_the_region_of_r2(company, tmp_path, monkeypatch):
