@@ -192,9 +192,35 @@ def viewed(results: Results) -> str:
     )
 
 
+def wired(results: Results) -> str:
+    """What a process and a host read from a server without a limit, and what a GB takes."""
+
+    def cell(row: str, column: str, protocol: str, processes: str = "1 process") -> str:
+        return results.cell("Wire", row, column, after=f"**{processes}, {protocol}**").strip("~")
+
+    def both(row: str, column: str) -> str:
+        return f"{cell(row, column, 'http')} ({cell(row, column, 'https')})"
+
+    whole, ranges = "tarshards, `open_url`", "obstore, ranges"
+    large, small = (f"tarshards, `Stream`, shuffled, {size} samples" for size in ("110 KB", "2 KB"))
+    cores = results.found("Wire", r"read: here \d+ and (\d+)")
+    spent = [8 * number(cell(large, "CPU s/GB", protocol)) for protocol in ("http", "https")]
+    together = [cell(large, "GB/s", protocol, "16 processes") for protocol in ("http", "https")]
+    return (
+        f"Over http (over https in parentheses), one process that may use {cores} core{'s' * (cores != '1')} reads "
+        f"{both(whole, 'GB/s')} GB/s of whole shards by `open_url`, {both(large, 'GB/s')} GB/s of shuffled samples of "
+        f"110 KB, and {both(small, 'GB/s')} of 2 KB. A GB takes {both(whole, 'CPU s/GB')} s of CPU time as bytes, and "
+        f"{both(large, 'CPU s/GB')} or {both(small, 'CPU s/GB')} s as these samples; ranges take curl "
+        f"{both('curl -Z, ranges', 'CPU s/GB')} s and obstore {both(ranges, 'CPU s/GB')} s. So a host that reads 8 "
+        f"GB/s for its GPUs spends {spent[0]:.0f} cores ({spent[1]:.0f}) on receiving large samples. Sixteen processes "
+        f"on the same cores together read {together[0]} GB/s ({together[1]}) of them (measured "
+        f"{results.date('Wire')})."
+    )
+
+
 QUOTES: dict[str, Callable[[Results], str]] = {
     each.__name__: each
-    for each in (measured, shown, tools, dali, decoded, fed, trained, mapped, grown, columns, viewed)
+    for each in (measured, shown, tools, dali, decoded, fed, trained, mapped, grown, columns, viewed, wired)
 }
 
 

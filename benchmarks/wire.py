@@ -131,8 +131,9 @@ class Wire:
         served, threads = self.served(), 0
         with ThreadPoolExecutor(len(readers)) as pool:
             asked = [pool.submit(each.ask, "read", LIMIT, shards=asdict(part)) for each, part in zip(readers, given)]
-            while wait(asked, LOOK).not_done:
+            while not all(each.done() for each in asked):
                 threads = max(threads, *map(threads_of, readers))
+                wait(asked, LOOK)
         told = [each.result() for each in asked]
         gigabytes = sum(sum(part.sizes) for part in given) / 1e9
         return {

@@ -127,12 +127,12 @@ def client(name: str, kind: str, module: str, *environments: str) -> Callable[[A
 # Bytes: of whole files, or of ranges of them.
 
 
-@client("curl -Z, files", "bytes", "json")
+@client("curl -Z, files", "bytes", "subprocess")
 def curl_files(shards: Shards, sink: Sink) -> None:
     run_curl(shards, None, sink)
 
 
-@client("curl -Z, ranges", "bytes", "json")
+@client("curl -Z, ranges", "bytes", "subprocess")
 def curl_ranges(shards: Shards, sink: Sink) -> None:
     run_curl(shards, RANGE, sink)
 
