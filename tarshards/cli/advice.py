@@ -62,4 +62,4 @@ def address_of(error: TarshardsError) -> str | None:
         return None
     site = dict(url.split(", ", 1) for url in urls).get("Documentation")
     place = place_of(error) if site else None
-    return f"{site}{place}" if place else None
+    return f"{site.rstrip('/')}/{place}" if site and place else None
