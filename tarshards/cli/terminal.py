@@ -13,7 +13,6 @@ import click
 Color = Literal["error", "warning", "key", "heading"]
 CODES: dict[Color, str] = {"error": "1;31", "warning": "33", "key": "36", "heading": "1"}
 
-
 _when = "auto"  # the value of --color, which also holds after the command is run, when its error is printed
 
 
@@ -57,12 +56,12 @@ def log_above_bars() -> None:
     """Print the messages of the log to stderr, as Python does without any setting, but above the bars."""
     import logging
 
-    class Handler(logging.StreamHandler[TextIO]):
+    class AboveBars(logging.StreamHandler[TextIO]):
         def emit(self, record: logging.LogRecord) -> None:
             with above_bars():
                 super().emit(record)
 
-    logging.basicConfig(format="%(message)s", handlers=[Handler(sys.stderr)])
+    logging.basicConfig(format="%(message)s", handlers=[AboveBars(sys.stderr)])
 
 
 def with_bar(
