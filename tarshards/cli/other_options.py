@@ -38,7 +38,9 @@ ANSWERS = [
     OptionAnswer("targrep", "-L --files-without-match", "-v -l writes the keys of the samples without a match"),
     OptionAnswer("targrep", "-x --line-regexp", "^ and $ in a pattern match at each line: '^text$'"),
     OptionAnswer(
-        "targrep", "-P -G --perl-regexp --basic-regexp", "patterns are Python's regular expressions, or with -F text"
+        "targrep",
+        "-P -G --perl-regexp --basic-regexp",
+        "patterns are Python's regular expressions; -F takes plain text",
     ),
     OptionAnswer("targrep", "-r -R --recursive --include", "name the shards: 'FOLDER/**/*.tar'"),
     OptionAnswer("targrep", "-a -U --text --binary", "binary fields are searched too"),
@@ -47,7 +49,7 @@ ANSWERS = [
         "targrep", "-A -B --context --only-matching", "whole samples are found; `| tar2tsv -f FIELD` shows a field"
     ),
     # split
-    OptionAnswer("tarsplit", "-l -N --lines --number", "-n N limits the samples of a shard"),
+    OptionAnswer("tarsplit", "-l -N --lines --number --max-samples", "-n N limits the samples of a shard"),
     OptionAnswer("tarsplit", "-b -C --bytes --line-bytes", "-s SIZE limits the bytes of a shard"),
     OptionAnswer(
         "tarsplit",
@@ -77,7 +79,7 @@ ANSWERS = [
     # tar
     OptionAnswer("tarcreate", "-f --file", "-o FILE is the tar to write"),
     OptionAnswer("tarcreate", "-c --create", "`tarcreate --dir FOLDER` needs no such option"),
-    OptionAnswer("tarcreate", "-T --files-from", "--lines FILE reads the names of files"),
+    OptionAnswer("tarcreate", "-T --files-from", "--lines FILE reads the names of members and of their files"),
     OptionAnswer("tarcreate", "-x --exclude -X", "--exts takes files with these extensions"),
     OptionAnswer("", "-t --list-contents", "`tarshow` lists samples, and `tar -tf` members"),
     OptionAnswer("", "-x --extract --get", "`tar -xf` extracts members, and `tarexport --format files` samples"),
@@ -88,16 +90,15 @@ ANSWERS = [
     OptionAnswer(
         "",
         "-z -j -J -Z --gzip --bzip2 --xz --zstd --compress",
-        "compressed shards are read as they are; to write one, pipe it into `gzip`",
+        "-o NAME.tar.gz writes a compressed tar, and compressed ones are read as they are",
     ),
+    OptionAnswer("", "-z -j -J -Z --gzip --bzip2 --xz --zstd", "compressed shards are read as they are"),
     OptionAnswer("", "-v", "--verbose prints more, and `tarshow` lists samples"),
     OptionAnswer("", "-v --verbose", "`tarshow` lists samples"),
     OptionAnswer("", "-F", "-f FIELDS takes some fields, and `targrep -F` searches for text"),
     # head, and whatever is called differently elsewhere
-    OptionAnswer(
-        "targrep tarproc", "--lines --head --limit --max --take --max-samples", "--count N takes the first N samples"
-    ),
-    OptionAnswer("", "-n -N --lines --head --limit --max --take --max-samples", "-c N takes the first N samples"),
+    OptionAnswer("targrep tarproc", "--lines --head --limit --max --take", "--count N takes the first N samples"),
+    OptionAnswer("", "-n -N --lines --head --limit --max --take", "-c N takes the first N samples"),
     OptionAnswer("", "--tail", "--slice takes some samples, and --skip N leaves the first out"),
     OptionAnswer("", "--force --clobber", "--overwrite replaces files"),
     OptionAnswer("tarindex", "--overwrite --force --update", "indexes that are missing or stale are written"),

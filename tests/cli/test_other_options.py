@@ -16,7 +16,7 @@ from tarshards.cli.other_options import ANSWERS, answer_to, options_of
 #: Lines that newcomers typed, and what they are told to type.
 LINES = {
     "tarcat -v a.tar": "--verbose prints more, and `tarshow` lists samples",
-    "tarcat -z a.tar": "compressed shards are read as they are",
+    "tarcat -z a.tar": "-o NAME.tar.gz writes a compressed tar",
     "tarcat -tvf a.tar": "`tarshow` lists samples",
     "tarcat -x a.tar": "`tarexport --format files`",
     "tarcat --exclude '*.json' a.tar": "-f FIELDS takes some fields, and --where EXPR some samples",
