@@ -62,6 +62,18 @@ TASKS = {
         "shuffle": "compare a loader's orders with random permutations",
     },
 }
+#: What commands of other programs are called here.
+OTHERS = {
+    "help": "--help",
+    "version": "--version",
+    "ls": "show",
+    "list": "show",
+    "head": "cat -c N",
+    "join": "merge",
+    "filter": "grep",
+    "map": "proc",
+    "write": "create",
+}
 CHECKS = "Checks"  # the task whose commands are no programs of their own
 #: The modules of commands that are not named "tar" and the command.
 MODULES = {
@@ -128,7 +140,9 @@ class AllTools(Program):
         return found.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
 
     def unknown(self, words: tuple[str, ...]) -> click.UsageError:
-        return click.UsageError(f"there is no command {words[0]!r}{did_you_mean(words[0], self.summaries())}")
+        meant = f"; did you mean {OTHERS[words[0]]!r}?" if words[0] in OTHERS else ""
+        hint = meant or did_you_mean(words[0], self.summaries())
+        return click.UsageError(f"there is no command {words[0]!r}{hint}")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)

@@ -70,6 +70,12 @@ def test_commands_of_a_removed_part_are_unknown(monkeypatch):
         assert f"there is no command {name!r}" in done.stderr
 
 
+def test_commands_of_other_programs_name_commands_that_there_are():
+    names = {name for rows in program.TASKS.values() for name in rows}
+    assert not program.OTHERS.keys() & names
+    assert {meant.split()[0] for meant in program.OTHERS.values()} <= names | {"--help", "--version"}
+
+
 def tool_of(name: str) -> str:
     return program.MODULES.get(name, f"tar{name}")
 
