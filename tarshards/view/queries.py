@@ -84,14 +84,6 @@ class Found:
                 self._parts = [np.concatenate([np.zeros(0, np.int64), *self._parts])]
             return self._parts[0]
 
-    @property
-    def of(self) -> int | None:
-        """The number of samples that are to be searched, None while it is not known."""
-        if self.query.shard:
-            shard = int(self.query.shard)
-            return self.viewed.count(shard) if shard < self.viewed.known_shards else None
-        return self.viewed.total if self.viewed.is_complete else None
-
     def advance(self, samples: int, seconds: float) -> None:
         """Search until this many *samples* are found or *seconds* have passed.
 
@@ -303,7 +295,6 @@ class Queries:
             "total": len(numbers),
             "done": found.is_done,
             "searched": found.searched,
-            "of": found.of,
             "failed": found.failed,
             "reason": found.reason,
             "about": found.about,

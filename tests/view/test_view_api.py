@@ -99,11 +99,9 @@ def test_what_a_condition_cannot_judge_is_counted(tmp_path):
     assert "b" in found["reason"]
 
 
-def test_a_search_says_how_far_it_has_come(api):
+def test_a_search_goes_on_without_rows(api):
     found = api.rows({"begin": str(10**7), "count": "0", "where": "cls == 1"})
-    assert [found[name] for name in ("total", "done", "searched", "of", "rows")] == [12, True, 60, 60, []]
-    found = api.rows({"begin": str(10**7), "count": "0", "where": "cls == 1", "shard": "2"})
-    assert (found["total"], found["searched"], found["of"]) == (4, 20, 20)
+    assert [found[name] for name in ("total", "done", "searched", "rows")] == [12, True, 60, []]
 
 
 def test_order(api):

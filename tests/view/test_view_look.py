@@ -292,7 +292,7 @@ def test_all_is_searched_with_progress(screen, server, monkeypatch):
             return rows(query, begin, count)
         searched.append(begin)
         done = len(searched) > 6
-        part = {"done": done, "searched": 60 if done else 8 * len(searched), "of": 60, "failed": 0, "about": {}}
+        part = {"done": done, "searched": 60 if done else 8 * len(searched), "failed": 0, "about": {}}
         total = 60 if done else 40 + len(searched)
         return {"total": total, **part, "rows": server.api.viewed.rows(range(begin, min(begin + count, total)))}
 

@@ -120,7 +120,7 @@ async function follow() {
   if (JSON.stringify(wanted) !== JSON.stringify(query)) {
     query = wanted;
     grid.reset(Object.keys(query).length ? 0 : about.total);
-    status.wait();
+    status.wait(about.done && !query.shard ? about.total : null);
   }
   box.update();
   parts.shards?.setAttribute("href", linkTo({ show: "shards" }));

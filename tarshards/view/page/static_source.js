@@ -85,7 +85,7 @@ export class StaticSource {
     }
     const rows = await Promise.all(numbers.map((number) => this.#row(number)));
     await this.#addHeads(rows, signal);
-    return { total, done, rows, searched: this.found?.searched, of: this.total };
+    return { total, done, rows, searched: this.found?.searched };
   }
 
   async #search(query, most) {

@@ -22,8 +22,9 @@ export class Status {
     this.element = element("div", { class: "known" }, this.text, this.search);
   }
 
-  /** Say that something is asked for; a search for all ends. */
-  wait() {
+  /** Say that something is asked for, *of* so many samples, if that is known; a search for all ends. */
+  wait(of) {
+    this.of = of;
     this.stop();
     this.search.hidden = true;
     this.text.classList.remove("error");
@@ -47,13 +48,13 @@ export class Status {
     const words = [counted(found.total, "sample") + (found.done ? "" : " so far")];
     if (!this.isIndexed) words.push("no index found: shards are indexed in memory as far as you scroll; `tarindex` makes indexes");
     const isSearch = !found.done && found.searched !== undefined;
-    if (isSearch) words.push(`${found.searched.toLocaleString("en")}${found.of ? ` of ${found.of.toLocaleString("en")}` : ""} searched`);
+    if (isSearch) words.push(`${found.searched.toLocaleString("en")}${this.of ? ` of ${this.of.toLocaleString("en")}` : ""} searched`);
     if (found.failed) words.push(`${found.failed.toLocaleString("en")} could not be judged: ${found.reason}`);
     if (found.problems?.length) words.push(...found.problems.slice(0, 3));
     this.text.textContent = line(words.join("; "));
     this.search.hidden = !isSearch;
     this.bar.removeAttribute("value");
-    if (isSearch && found.of) [this.bar.max, this.bar.value] = [found.of, found.searched];
+    if (isSearch && this.of) [this.bar.max, this.bar.value] = [this.of, found.searched];
   }
 
   /** Search to the end, in steps; another query ends it. */
