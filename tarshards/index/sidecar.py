@@ -510,7 +510,7 @@ class Index:
         location = index_location(shard_url)
         if self.gaps:
             raise ShardIndexError(
-                "the index of a damaged shard is not saved; repair it with `tarrepair`", url=location.name
+                "the index of a damaged shard is not saved; repair it with `tarcheck --repair`", url=location.name
             )
         location.make_folder()
         with location.open("wb") as stream:

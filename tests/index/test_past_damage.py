@@ -116,7 +116,7 @@ def test_a_sound_shard_has_its_usual_index_and_a_damaged_one_is_not_saved(tmp_pa
     assert [
         crc32(OpenShard(Location(url), index).take(member)) for member in range(index.members)
     ] == index.crc32.tolist()
-    with pytest.raises(ShardIndexError, match="not saved; repair it with `tarrepair`"):
+    with pytest.raises(ShardIndexError, match="not saved; repair it with `tarcheck --repair`"):
         index.save(url)
     with pytest.raises(ValueError, match="on_damage"):
         build_index(url, on_damage="skip")
