@@ -65,7 +65,7 @@ def test_the_first_ten_minutes_of_a_newcomer(environment, tmp_path, tmp_path_fac
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{text}\n{done.stderr}"
         printed += done.stdout
-    assert "kernels   0 of 7 compiled" in printed
+    assert "kernels   0 of 8 compiled" in printed
     assert re.findall(r"^begins at sample (\d+)", printed, re.MULTILINE) == ["0", "96", "192"]
 
 
