@@ -131,15 +131,15 @@ def try_source(sdist: Path) -> str:
         return f"{sdist.name}: make test docs in {monotonic() - begun:.0f} s"
 
 
-def pythons() -> list[str]:
-    """List a Python of each version that tarshards supports, on PATH or installed by pyenv."""
-    found = {}
-    for minor in range(11, 15):
+def pythons() -> dict[int, str | None]:
+    """Return a Python of each minor version that tarshards supports, on PATH or by pyenv; None where there is none."""
+    found: dict[int, str | None] = dict.fromkeys(range(11, 15))
+    for minor in found:
         names = [f"python3.{minor}", *map(str, Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))]
         for name in names:
             if shutil.which(name) and not subprocess.run([name, "-c", ""], capture_output=True).returncode:
-                found.setdefault(minor, name)
-    return list(found.values())
+                found[minor] = found[minor] or name
+    return found
 
 
 def install(python: str, wheel: Path) -> str:
@@ -169,8 +169,8 @@ def main(folder: Path) -> None:
         print("setup.cfg has no url: the links and pictures of README.md will be dead where it is shown")
     print(try_source(sdist))
     (wheel,) = folder.glob(f"*-abi3-*_{platform.machine()}.whl")
-    for python in pythons():
-        print(install(python, wheel))
+    for minor, python in pythons().items():
+        print(install(python, wheel) if python else f"Python 3.{minor}: not found, not tried")
 
 
 if __name__ == "__main__":

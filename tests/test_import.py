@@ -60,7 +60,7 @@ OPTIONAL += ["distributed", "kubernetes", "ray", "pyspark", "daft"]
 
 def run_without(hidden: list[str], code: str) -> subprocess.CompletedProcess[str]:
     program = HIDE.format(hidden=hidden) + "from tarshards import *\n" + code
-    return subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=300)
 
 
 def test_everything_else_works_without_the_extras(make_shards):
@@ -195,7 +195,7 @@ def test_names_import_with_dots_as_the_documentation_writes_them(code):
         check = f"found is tarshards.{name}.{DOTTED[name]} and sys.modules['tarshards.{name}'] is tarshards.{name}"
         spec = f"tarshards.{name}.__spec__.name == 'tarshards.{tarshards._NAMESPACES[name]}'"
         program += f"{code.format(name=name, member=DOTTED[name])}\nimport sys, tarshards\nassert {check} and {spec}\n"
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=300)
 
 
 def test_a_name_with_a_dot_that_is_none():

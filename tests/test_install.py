@@ -22,6 +22,7 @@ import release  # noqa: E402
 
 pytestmark = pytest.mark.interop
 PACKAGES = sysconfig.get_path("purelib")
+PYTHONS = [python for python in release.pythons().values() if python]
 #: Reads samples, with only the standard library and the kernels loaded, and prints by which module.
 PROGRAM = """if True:
     import sys
@@ -167,7 +168,7 @@ class Installed:
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the wheel of another machine")
-@pytest.mark.parametrize("python", release.pythons(), ids=lambda python: Path(python).parts[-3:][0])
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda python: Path(python).parts[-3:][0])
 def test_the_wheel(sdist, python, tmp_path, make_shards):
     installed = Installed(tmp_path, python, wheel_for("x86_64", sdist))
     installed.check("8 of 8 compiled", "tarshards.kernels._tar", make_shards(2))
