@@ -28,7 +28,7 @@ from tarshards.storage.cache import BlockCache
 from tarshards.storage.connections import connect_ahead
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import most_held
-from tarshards.storage.wire import Steps, Work, calling, drop, loading_threads, start
+from tarshards.storage.wire import Steps, Work, drop, load_soon, loading, start
 
 if TYPE_CHECKING:
     from tarshards.index.open import FetchedMembers, OpenShard, OpenShards
@@ -219,21 +219,23 @@ class KeptBlocks:
         """Return the block of a sample if it is mapped."""
         return opened.kept.get(_kept_key(sample, self._units[shard]))
 
-    def fetch(self, opened: OpenShard, block: SampleBlock) -> list[HeldMembers]:
-        """Return a block, and keep it if it stays in the cache."""
-        samples = block.numbers
-        key = _kept_key(int(samples[0]), self._units[block.shard])
-        kept = opened.find_kept(key)
+    def find_block(self, opened: OpenShard, block: SampleBlock) -> list[HeldMembers] | None:
+        """Return a block if it is mapped and unchanged."""
+        kept = opened.find_kept(self._key(block))
         if kept is not None:
             traffic.count("cache_hits")
-            return kept
-        held = opened.fetch(samples)
-        if self._count < self._most and opened.keep(key, held):
+        return kept
+
+    def keep(self, opened: OpenShard, block: SampleBlock, held: list[HeldMembers]) -> None:
+        """Keep a block if it stays in the cache."""
+        if self._count < self._most and opened.keep(self._key(block), held):
             self._count += 1
             if self._count <= self._may_hold:
                 for members in held:
                     members.hold_open()
-        return held
+
+    def _key(self, block: SampleBlock) -> Any:
+        return _kept_key(min(block.samples), self._units[block.shard])
 
     def has_all(self, reach: int) -> bool:
         """Return whether all blocks of all shards are mapped; False for fewer samples, *reach*, than blocks."""
@@ -425,13 +427,18 @@ class BlockFetcher:
         opened = yield from self._open(block.shard)
         if self._kept is None:
             return opened, (yield from opened.take_ahead(block.numbers))
-        return opened, (yield from calling(self._fetch_kept, self._kept, opened, block, threads=loading_threads()))
-
-    def _fetch_kept(self, kept: KeptBlocks, opened: OpenShard, block: SampleBlock) -> list[HeldMembers]:
-        held = kept.fetch(opened, block)
+        held = yield from loading(self._kept.find_block, opened, block)
+        if held is None:
+            fetched = yield from opened.take_ahead(block.numbers)
+            held = yield from loading(self._keep, self._kept, opened, block, fetched)
+        block.found = opened, held
         if all(members.is_mapped for members in held):
             self._queue.release(block)  # its bytes are on the disk
-        block.found = opened, held
+        return block.found
+
+    def _keep(self, kept: KeptBlocks, opened: OpenShard, block: SampleBlock, fetched: Any) -> list[HeldMembers]:
+        held = opened.hold(fetched)
+        kept.keep(opened, block, held)
         return held
 
     def _hold(self, block: SampleBlock, opened: OpenShard, fetched: Any) -> Found:
@@ -449,7 +456,7 @@ class BlockFetcher:
         self._queue.release(block)
         block.work = block.found = None  # the queue may still hold the block
         if self._drops and is_last:
-            loading_threads().submit(self._drop, block)
+            load_soon(self._drop, block)
 
     def _drop(self, block: SampleBlock) -> None:
         with suppress(TarshardsError):  # the reader reports it

@@ -207,18 +207,18 @@ def _read_some(shards: Shards) -> array[int]:
 
 def _find_head_ahead(location: Location) -> Steps[tuple[int, int, int]]:
     """Return what ``_find_head`` does; no thread waits for the sidecar."""
-    from tarshards.storage.wire import calling, loading_threads, start
+    from tarshards.storage.wire import loading, start
 
     fetched = None
     if not location.is_stream and (sidecar := index_location(location)).is_remote:
         yield (fetched := start(_fetch_beginning(sidecar)))
-    return (yield from calling(_find_head, location, fetched and fetched.result, threads=loading_threads()))
+    return (yield from loading(_find_head, location, fetched and fetched.result))
 
 
 def _fetch_beginning(sidecar: Location) -> Steps[bytes]:
     from tarshards.storage.requests import NO_RANGES
     from tarshards.storage.transfer import HEAD, find_address, read_range, refuse_encoded
-    from tarshards.storage.wire import calling, loading_threads
+    from tarshards.storage.wire import loading
 
     address = yield from find_address(sidecar)
     if address is not None:
@@ -229,7 +229,7 @@ def _fetch_beginning(sidecar: Location) -> Steps[bytes]:
         except OpenError as error:
             if error.reason != NO_RANGES:
                 raise
-    return (yield from calling(_read_beginning, sidecar, threads=loading_threads()))
+    return (yield from loading(_read_beginning, sidecar))
 
 
 def _find_head(location: Location, fetched: Callable[[], bytes] | None = None) -> tuple[int, int, int]:

@@ -563,7 +563,7 @@ class OpenShards:
     def ahead(self, function: Callable[[int, Fetched | None], T], number: int) -> Steps[T]:
         """Return what *function*, ``index`` or ``use``, does of a remote shard; no thread waits for its sidecar."""
         from tarshards.storage.transfer import hold_ahead  # which is loaded only if there are remote shards
-        from tarshards.storage.wire import calling, drop, loading_threads, start
+        from tarshards.storage.wire import drop, loading, start
 
         fetched, shared, sidecar = None, self._shared, index_location(self.named[number].location())
         is_known = self.loaded(number) is not None or number in self._failed or sidecar.path is not None
@@ -571,13 +571,13 @@ class OpenShards:
             try:
                 fetched = start(hold_ahead(sidecar, MOST_READ))
                 yield fetched
-                return (yield from calling(function, number, fetched.result, threads=loading_threads()))
+                return (yield from loading(function, number, fetched.result))
             finally:
                 if fetched is not None:
                     drop(fetched)
                 if shared is not None:
                     shared.leave(number)
-        return (yield from calling(function, number, None, threads=loading_threads()))
+        return (yield from loading(function, number, None))
 
     def _load(self, number: int, shard: Shard, location: Location, fetched: Fetched | None = None) -> Index:
         """Load and hold the index of a shard."""

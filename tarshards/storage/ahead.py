@@ -31,7 +31,7 @@ from tarshards.storage.transfer import (
     read_range,
     through_cache,
 )
-from tarshards.storage.wire import Steps, Work, calling, drop, loading_threads, run, soon, start
+from tarshards.storage.wire import Steps, Work, drop, run, soon, start
 
 
 class Fetch:
@@ -205,8 +205,7 @@ class _RangeFetch(Fetch):
         version = file.version
         assert version is not None
         self.end = min(self.end, version.size)
-        arguments = address, self.begin, self.end, version, lambda: run(self._download(address))
-        return (yield from calling(through_cache, *arguments, threads=loading_threads()))
+        return (yield from through_cache(address, self.begin, self.end, version, lambda: self._download(address)))
 
     def _download(self, address: Address) -> Steps[memoryview]:
         version = self.file.version

@@ -41,6 +41,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -57,6 +58,7 @@ from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import check_written, failure, words
+from tarshards.storage.wire import Call, Steps, calling, load_soon, loading, loading_threads, run
 
 log: logging.Logger = logging.getLogger("tarshards")
 
@@ -451,11 +453,22 @@ def _version(name: str, status: os.stat_result) -> int:
 
 
 class _Flight:
-    """A download by a thread of this process, for which others wait; *data* stays None if it fails."""
+    """A download of this process, for which others wait; *data* stays None if it fails."""
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self.done: Future[None] = Future()
         self.data: memoryview | None = None
+
+
+class _Part(NamedTuple):
+    """A block that is being downloaded: its *file*, which is locked, and the *size* that is counted for it."""
+
+    file: int
+    path: str
+    name: str
+    key: bytes
+    size: int
+    kind: str
 
 
 class BlockCache:
@@ -495,16 +508,24 @@ class BlockCache:
             return _caches[key]
 
     def take(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview:
-        """Return *block* from the disk, or from *fetch*; then store it if the budget allows.
+        """Return what ``fill`` does, in this thread; *fetch* returns the bytes."""
+        return run(self.fill(block, lambda: calling(fetch)))
 
-        If a block is not stored, one of the threads and processes that need it calls its *fetch*. An exception of
-        *fetch* passes through, and the next thread or process tries. Raises OpenError if *fetch* returns a different
-        number of bytes.
+    def hold(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview | MappedBlock:
+        """Return what ``fill_mapped`` does, in this thread; *fetch* returns the bytes."""
+        return run(self.fill_mapped(block, lambda: calling(fetch)))
+
+    def fill(self, block: Block, fetch: Callable[[], Steps[Any]]) -> Steps[memoryview]:
+        """Return *block* from the disk, or as the steps of *fetch* do; then store it if the budget allows.
+
+        If a block is not stored, one of the works and processes that need it makes its *fetch*. An exception of *fetch*
+        passes through, and the next work or process tries. Raises OpenError if *fetch* returns a different number of
+        bytes.
         """
         if not block.validator or without_userinfo(block.url) != block.url or re.match("https?:[^?]*[?]", block.url):
             raise ValueError("a block has a validator, and a URL without query and userinfo")
         while True:
-            data = self._read(block)
+            data = yield from loading(self._read, block)
             if data is not None:
                 traffic.count("cache_hits")
                 return data
@@ -514,23 +535,23 @@ class BlockCache:
                     flight = self._flights[block] = _Flight()
             if is_first:
                 try:
-                    flight.data = self._download(block, fetch)
+                    flight.data = yield from self._download(block, fetch)
                 finally:
                     with self._mutex:
                         self._flights.pop(block, None)
-                    flight.done.set()
+                    flight.done.set_result(None)
             else:
-                flight.done.wait()
+                yield flight.done
             if flight.data is not None:
                 return flight.data
 
-    def hold(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview | MappedBlock:
-        """Return a block as ``take`` does, but map it if it is stored, so that it uses no memory of the process."""
-        if (mapped := self._map(block)) is not None:
+    def fill_mapped(self, block: Block, fetch: Callable[[], Steps[Any]]) -> Steps[memoryview | MappedBlock]:
+        """Return a block as ``fill`` does, but map it if it is stored, so that it uses no memory of the process."""
+        if (mapped := (yield from loading(self._map, block))) is not None:
             traffic.count("cache_hits")
             return mapped
-        data = self.take(block, fetch)  # compares the checksum of a stored block, after which it can be mapped
-        return self._map(block) or data
+        data = yield from self.fill(block, fetch)  # compares the checksum of a stored block, so that it can be mapped
+        return (yield from loading(self._map, block)) or data
 
     def drop(self, block: Block) -> None:
         """Remove *block* if it is spooled: it will not be needed again soon."""
@@ -722,37 +743,73 @@ class BlockCache:
 
     # Downloading and storing.
 
-    def _download(self, block: Block, fetch: Callable[[], Any]) -> memoryview:
+    def _download(self, block: Block, fetch: Callable[[], Steps[Any]]) -> Steps[memoryview]:
         """Fetch a block that was not stored, unless another process has stored it in the meantime."""
+        begun = yield from self._begun_part(block)
+        if isinstance(begun, memoryview):
+            return begun
+        if begun is None:  # without the lock: others need not wait, as the block is not stored
+            return _fetched(block, (yield from fetch()))
+        try:
+            data = _fetched(block, (yield from fetch()))
+        except GeneratorExit:
+            load_soon(self._end_part, begun, None)
+            raise
+        except BaseException:
+            yield from loading(self._end_part, begun, None)
+            raise
+        yield from loading(self._end_part, begun, data)
+        return data
+
+    def _begun_part(self, block: Block) -> Steps[memoryview | _Part | None]:
+        call = Call(self._begin_part, (block,), loading_threads)
+        try:
+            yield call
+        except GeneratorExit:  # the call may still be made
+            call.future.add_done_callback(self._abandon)
+            raise
+        return call.future.result()
+
+    def _begin_part(self, block: Block) -> memoryview | _Part | None:
+        """Return a locked part for a block, its data if another process has stored it, None if it cannot be stored."""
         if not self._is_storing():
-            return _fetched(block, fetch)
+            return None
         key = block.key
         name = name_of(key)
         path = f"{self.folder.path}/{PARTS}/{name}"
         try:
-            part = self.folder.lock(path)  # the file may be left from a dead process
+            file = self.folder.lock(path)  # the file may be left from a dead process
         except OSError as error:
             self._stop(error)
-            return _fetched(block, fetch)
-        size = taken(len(header_of(key, 0, "")) + block.length)
-        kind, is_stored = None, False
+            return None
+        size, kind = taken(len(header_of(key, 0, "")) + block.length), None
         try:
             stored = self._read(block)
-            if stored is not None:
-                return stored
-            kind = self._allot(size)
-            if kind is not None:
-                data = _fetched(block, fetch)
-                is_stored = self._store(part, path, name, key, data, kind)
-                return data
+            if stored is None:
+                kind = self._allot(size)
         finally:
-            if kind is not None and not is_stored:
-                self._give_back(size, kind)
-            if not is_stored:
+            if kind is None:
                 with suppress(OSError):
                     os.unlink(path)
-            release(part)
-        return _fetched(block, fetch)  # without the lock: others need not wait, as the block is not stored
+                release(file)
+        return stored if kind is None else _Part(file, path, name, key, size, kind)
+
+    def _end_part(self, part: _Part, data: memoryview | None) -> None:
+        """Store the data of a part, if there is any, and unlock it."""
+        is_stored = False
+        try:
+            is_stored = data is not None and self._store(part, data)
+        finally:
+            if not is_stored:
+                self._give_back(part.size, part.kind)
+                with suppress(OSError):
+                    os.unlink(part.path)
+            release(part.file)
+
+    def _abandon(self, begun: Future[Any]) -> None:
+        """Unlock a part whose download was dropped before it began."""
+        if not begun.cancelled() and begun.exception() is None and isinstance(part := begun.result(), _Part):
+            self._end_part(part, None)
 
     def _allot(self, size: int) -> str | None:
         """Count *size* bytes for a part and return its kind, or None if it does not fit into the budget."""
@@ -787,23 +844,24 @@ class BlockCache:
         mine[kind] -= known
         counts[kind] += size - known
 
-    def _store(self, part: int, path: str, name: str, key: bytes, data: memoryview, kind: str) -> bool:
+    def _store(self, part: _Part, data: memoryview) -> bool:
         """Write a block into its *part* and give it its final name; return whether that succeeded."""
         assert self._owner is not None
+        file, path, name, key, _, kind = part
         header = header_of(key, crc32(data), self._owner[0] if kind == "spool" else "")
         size = len(header) + len(data)
         target = self.folder.block_path(name, kind)
         try:
-            os.ftruncate(part, 0)  # a dead process may have written to it
-            written = os.writev(part, [header, data])
+            os.ftruncate(file, 0)  # a dead process may have written to it
+            written = os.writev(file, [header, data])
             while written < size:
                 rest = memoryview(header)[written:] if written < len(header) else data[written - len(header) :]
-                written += os.write(part, rest)
+                written += os.write(file, rest)
             # Any later write changes this time, so the file can be marked as verified at once.
             before = time_ns() - TICK
-            os.utime(part, ns=(before, before))
-            check_written(part)
-            status = os.fstat(part)
+            os.utime(file, ns=(before, before))
+            check_written(file)
+            status = os.fstat(file)
             with self.folder.counts() as counts:
                 if os.path.lexists(target):  # damaged, and could not be removed
                     counts[kind] = max(0, counts[kind] - taken(size))
@@ -820,8 +878,8 @@ class BlockCache:
         return True
 
 
-def _fetched(block: Block, fetch: Callable[[], bytes | memoryview]) -> memoryview:
-    data = memoryview(fetch()).cast("B")
+def _fetched(block: Block, found: Any) -> memoryview:
+    data = memoryview(found).cast("B")
     if len(data) != block.length:
         raise OpenError(f"read {len(data)} bytes instead of {block.length}", url=block.url, offset=block.offset)
     return data

@@ -746,7 +746,7 @@ class Store(Transport):
 
     def hold(self, location: Location, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
         address = self.address(location)
-        return super().hold(location, most) if address is None else hold_whole(address, most, allocate)
+        return super().hold(location, most) if address is None else run(hold_whole(address, most, allocate))
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         address = self.address(location)

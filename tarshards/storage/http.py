@@ -30,7 +30,7 @@ class Http(Transport):
         return bytes(run(read_whole(Address(location), most)))
 
     def hold(self, location: Location, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
-        return hold_whole(Address(location), most, allocate)
+        return run(hold_whole(Address(location), most, allocate))
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         return RemoteRanges(Address(location), size)

@@ -71,9 +71,9 @@ class Ranges:
 
     def take(self, offset: int, size: int) -> Steps[Any]:
         """Return what ``hold`` does, as steps."""
-        from tarshards.storage.wire import calling, loading_threads  # which local files do not need
+        from tarshards.storage.wire import loading  # which local files do not need
 
-        return (yield from calling(self.hold, offset, size, threads=loading_threads()))
+        return (yield from loading(self.hold, offset, size))
 
     def check(self, end: int) -> None:
         """Raise OpenError if the first *end* bytes of a mapped file, which kernels have copied, are no longer there."""

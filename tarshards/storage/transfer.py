@@ -32,7 +32,7 @@ from tarshards.storage.requests import (
     range_of,
 )
 from tarshards.storage.streams import BUFFER, PIECE, encoded
-from tarshards.storage.wire import Steps, calling, drop, loading_threads, run, start
+from tarshards.storage.wire import Steps, Work, calling, drop, loading, run, start
 
 HEAD = 1024  # bytes at the beginning of a file that are fetched with its metadata
 
@@ -507,25 +507,25 @@ def find_address(location: Location) -> Steps[Address | None]:
 def hold_ahead(location: Location, limit: int) -> Steps[Any]:
     """Return what ``Location.hold`` does; a thread waits only for stores that are not read over our own connections."""
     address = yield from find_address(location)
-    if address is None or location.remote.cache_dir is not None:
-        return (yield from calling(location.hold, limit, bytearray, threads=loading_threads()))
-    return location.check_length((yield from read_whole(address, limit + 1)), limit)
+    if address is None:
+        return (yield from loading(location.hold, limit))
+    return location.check_length((yield from hold_whole(address, limit + 1)), limit)
 
 
-def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
+def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Steps[Any]:
     """Return the bytes as ``read_whole`` does, or a ``MappedBlock`` if the cache has the file on its disk.
 
     The first KiB is always requested, and is part of the key in the cache: if the file was replaced, it differs even if
     the validator, a time in seconds, is the same.
     """
     if address.location.remote.cache_dir is None:
-        return run(read_whole(address, most, allocate))
-    with closing(run(begin_transfer(address, HEAD))) as beginning:
+        return (yield from read_whole(address, most, allocate))
+    with closing((yield from begin_transfer(address, HEAD))) as beginning:
         if isinstance(beginning, WholeTransfer):
-            return run(_read_all(beginning, most))
+            return (yield from _read_all(beginning, most))
         refuse_encoded(beginning.version, address.name)
         head = bytearray(min(beginning.end, most))
-        run(beginning.fill(memoryview(head)))
+        yield from beginning.fill(memoryview(head))
     version = beginning.version
     assert version is not None
     size = min(version.size, most)
@@ -533,20 +533,20 @@ def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = byt
     if size == len(head):
         return bytes(head)
 
-    def fetch() -> bytearray:
-        return head + run(read_range(address, len(head), size, version))[0]
+    def fetch() -> Steps[bytearray]:
+        return head + (yield from read_range(address, len(head), size, version))[0]
 
     try:
         if cached is None:
-            return bytes(fetch())
+            return bytes((yield from fetch()))
         cache, block = cached
         named = blake2b(block.digest.encode() + head, digest_size=16).hexdigest()
-        held = cache.hold(block._replace(digest=named), fetch)
+        held = yield from cache.fill_mapped(block._replace(digest=named), fetch)
         return bytes(held) if isinstance(held, memoryview) else held
     except OpenError as error:
         if error.reason != CHANGED:
             raise
-        return run(read_whole(address, most, allocate))
+        return (yield from read_whole(address, most, allocate))
 
 
 def read_range(
@@ -599,16 +599,18 @@ def memory(size: int) -> memoryview:
     return memoryview(_Memory(-(-size // BUFFER) * BUFFER))[:size]
 
 
-def through_cache(address: Address, begin: int, end: int, version: Version, fetch: Callable[[], bytearray]) -> Any:
-    """Return the bytes from *begin* to *end* of this *version* from the cache, or as *fetch* returns them."""
-    cached = cached_block(address, begin, end, version)
-    return fetch() if cached is None else cached[0].take(cached[1], fetch)
+def through_cache(
+    address: Address, begin: int, end: int, version: Version, fetch: Callable[[], Steps[Any]], *, mapped: bool = False
+) -> Steps[Any]:
+    """Return the bytes from *begin* to *end* of this *version* from the cache, or as the steps of *fetch* do.
 
-
-def held_by_cache(address: Address, begin: int, end: int, version: Version, fetch: Callable[[], bytearray]) -> Any:
-    """Return what ``through_cache`` does, or a ``MappedBlock`` if the cache has the bytes on its disk."""
+    With *mapped* it is a ``MappedBlock`` if the cache has them on its disk.
+    """
     cached = cached_block(address, begin, end, version)
-    return fetch() if cached is None else cached[0].hold(cached[1], fetch)
+    if cached is None:
+        return (yield from fetch())
+    cache, block = cached
+    return (yield from (cache.fill_mapped if mapped else cache.fill)(block, fetch))
 
 
 def cached_block(address: Address, begin: int, end: int, version: Version) -> tuple[BlockCache, Block] | None:
@@ -639,7 +641,8 @@ class RemoteRanges(Ranges):
         self._address = address
         self.name: str = address.name
         self._head: Any = b""
-        self._lock, self._asking = PerProcess(Lock), PerProcess(Lock)
+        self._lock = PerProcess(Lock)
+        self._asked: PerProcess[list[Work[Any]]] = PerProcess(list)  # for the version, at most once
         self._version: Version | None = None
         self.size = self._open() if size is None else size
 
@@ -649,39 +652,39 @@ class RemoteRanges(Ranges):
         return version.size
 
     def read(self, offset: int, size: int) -> bytes:
-        return bytes(self._get(offset, size, through_cache))
+        return bytes(run(self.take(offset, size, mapped=False)))
 
     def hold(self, offset: int, size: int) -> Any:
-        return self._get(offset, size, held_by_cache)
+        return run(self.take(offset, size))
 
-    def take(self, offset: int, size: int) -> Steps[Any]:
-        if self._address.location.remote.cache_dir is not None:
-            return (yield from super().take(offset, size))
-        self._check(offset, size)
-        if not size or offset + size <= len(self._head):
-            return self._head[offset : offset + size]
-        data, version = yield from read_range(self._address, offset, offset + size, self._version)
-        self._keep(version)
-        return data
-
-    def _check(self, offset: int, size: int) -> None:
+    def take(self, offset: int, size: int, *, mapped: bool = True) -> Steps[Any]:
         if offset < 0 or offset + size > self.size:
             raise OpenError(f"no {size} bytes at offset {offset} of {self.size}", url=self.name)
-
-    def _get(self, offset: int, size: int, from_cache: Callable[..., Any]) -> Any:
-        self._check(offset, size)
-        if not size or offset + size <= len(self._head):
-            return self._head[offset : offset + size]
-        if self._address.location.remote.cache_dir is None:
-            return run(self.take(offset, size))
-        with self._asking():
-            if (version := self._version) is None:
-                version = run(read_range(self._address, 0, 1))[1]
-                self._keep(version)  # it is part of the key of a block
         end = offset + size
-        return from_cache(
-            self._address, offset, end, version, lambda: run(read_range(self._address, offset, end, version))[0]
-        )
+        if not size or end <= len(self._head):
+            return self._head[offset:end]
+        if self._address.location.remote.cache_dir is None:
+            data, version = yield from read_range(self._address, offset, end, self._version)
+            self._keep(version)
+            return data
+        version = self._version or (yield from self._ask())
+
+        def fetch() -> Steps[memoryview]:
+            return (yield from read_range(self._address, offset, end, version))[0]
+
+        return (yield from through_cache(self._address, offset, end, version, fetch, mapped=mapped))
+
+    def _ask(self) -> Steps[Version]:
+        """Return the version, which is part of the key of a block."""
+        asked = self._asked()
+        with self._lock():
+            if not asked or (asked[0].done() and asked[0].exception() is not None):
+                asked[:] = [start(read_range(self._address, 0, 1))]
+            work = asked[0]
+        yield work
+        version: Version = work.result()[1]
+        self._keep(version)
+        return version
 
     def drop(self, offset: int, size: int) -> None:
         if self._version is not None:

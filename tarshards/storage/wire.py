@@ -2,7 +2,7 @@
 
 ``run`` makes steps in the calling thread. ``start`` makes them in the one thread that a process has for all works under
 way, which receives what comes for any of them by one kernel (``kernels/_wire.c``). So steps must not wait in any other
-way: ``calling`` lets another thread call a function that may.
+way: by ``calling`` and ``loading``, another thread calls a function that may.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from select import POLLIN
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tarshards import kernels
 from tarshards.parallel.calls import DaemonThreads, settled
@@ -43,7 +43,27 @@ class Wait(NamedTuple):
     until: float
 
 
-Steps = Generator["Wait | Future[Any]", Any, T]  # the next step is made when the future is done, and gets None
+class Call(Generic[T]):
+    """A call of a function that may wait: by the thread that makes the steps if it makes no others, or by another.
+
+    *future* has the result when the next step is made.
+    """
+
+    future: Future[T]
+
+    def __init__(self, function: Callable[..., T], arguments: tuple[Any, ...], threads: Callable[[], DaemonThreads]):
+        self.function, self.arguments, self.threads = function, arguments, threads
+
+    def make(self) -> None:
+        self.future = Future()
+        try:
+            self.future.set_result(self.function(*self.arguments))
+        except Exception as error:
+            self.future.set_exception(error)
+
+
+# What steps wait for: the next one is made when that is over. It gets a value after a Wait only.
+Steps = Generator["Wait | Call[Any] | Future[Any]", Any, T]
 
 
 class Work(Future[T]):
@@ -60,8 +80,13 @@ def run(steps: Steps[T]) -> T:
     try:
         value: Any = None
         while True:
-            wait = steps.send(value)
-            value = settled(wait) and None if isinstance(wait, Future) else _await(wait)
+            wait, value = steps.send(value), None
+            if isinstance(wait, Wait):
+                value = _await(wait)
+            elif isinstance(wait, Call):
+                wait.make()
+            else:
+                settled(wait)
     except StopIteration as end:
         result: T = end.value
         return result
@@ -109,11 +134,25 @@ def results(works: Iterable[Steps[T]], window: int) -> Iterator[T]:
             drop(work)
 
 
-def calling(function: Callable[..., T], *arguments: Any, threads: DaemonThreads | None = None) -> Steps[T]:
-    """Call a function that may wait, in another thread, and return its result."""
-    future = (threads or _callers()).submit(function, *arguments)
-    yield future
-    return future.result()
+#: Threads for short calls that never wait for the steps of another work: names of hosts, and credentials.
+_callers = PerProcess(lambda: DaemonThreads(2, "tarshards-call"))
+
+#: Threads for calls that may wait for the steps of other works, for files, or for other processes.
+loading_threads = PerProcess(lambda: DaemonThreads(LOADERS, "tarshards-load"))
+
+
+def calling(function: Callable[..., T], *arguments: Any) -> Steps[T]:
+    """Call a short function that may wait for another server, and return its result."""
+    call = Call(function, arguments, _callers)
+    yield call
+    return call.future.result()
+
+
+def loading(function: Callable[..., T], *arguments: Any) -> Steps[T]:
+    """Call a function that may wait for other works, files or processes, and return its result."""
+    call = Call(function, arguments, loading_threads)
+    yield call
+    return call.future.result()
 
 
 def soon(function: Callable[[], object]) -> None:
@@ -121,19 +160,13 @@ def soon(function: Callable[[], object]) -> None:
     _callers().submit(function)
 
 
+def load_soon(function: Callable[..., object], *arguments: Any) -> None:
+    """Have another thread call a function that may wait for other works, files or processes."""
+    loading_threads().submit(function, *arguments)
+
+
 def pausing(seconds: float) -> Steps[None]:
     yield Wait(-1, 0, None, monotonic() + seconds)
-
-
-def loading_threads() -> DaemonThreads:
-    """Return the threads for calls that may wait for the steps of other works, for files, or for other processes."""
-    return _loaders()
-
-
-_loaders = PerProcess(lambda: DaemonThreads(LOADERS, "tarshards-load"))
-
-#: Threads for short calls that never wait for the steps of another work: names of hosts, and credentials.
-_callers = PerProcess(lambda: DaemonThreads(2, "tarshards-call"))
 
 
 class _Wire:
@@ -199,10 +232,13 @@ class _Wire:
         except BaseException as error:
             work.set_exception(error)
         else:
-            if isinstance(wait, Future):
-                wait.add_done_callback(partial(self.resume, work))
-            else:
+            if isinstance(wait, Wait):
                 self._waits[work] = wait
+                return
+            if isinstance(wait, Call):
+                wait.future = wait.threads().submit(wait.function, *wait.arguments)
+                wait = wait.future
+            wait.add_done_callback(partial(self.resume, work))
 
     def _end(self, work: Work[Any]) -> None:
         self._waits.pop(work, None)

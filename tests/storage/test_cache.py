@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
@@ -30,6 +30,7 @@ from tarshards.errors import OpenError
 from tarshards.storage import cache as module
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock, name_of, taken
 from tarshards.storage.remote import LEAST_CACHE, Remote
+from tarshards.storage.wire import Steps, drop, pausing, start
 
 HERE = Path(__file__).parent
 LENGTH = 1 << 18
@@ -111,6 +112,25 @@ def warnings_of(caplog) -> list[str]:
 
 
 # What is stored, and for how long.
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_download_that_is_dropped_leaves_its_block_to_others(tmp_path, fetches, has_begun):
+    cache, block = open_cache(tmp_path / "cache"), make_block(0)
+
+    def forever() -> Steps[bytes]:
+        yield from pausing(3600)
+        return b""
+
+    work = start(cache.fill(block, forever))
+    if has_begun:
+        wait_until(lambda: any((tmp_path / "cache/parts").iterdir()))
+    drop(work)
+    with pytest.raises(CancelledError):
+        work.result(30)
+    assert fetches.take(cache, block)
+    assert not fetches.take(cache, block)
+    wait_until(lambda: not any((tmp_path / "cache/parts").iterdir()))
 
 
 def test_a_block_is_fetched_once(tmp_path, fetches):
@@ -364,7 +384,7 @@ def test_threads_that_ask_for_a_block_at_once_share_one_fetch(tmp_path, fetches,
 
     with ThreadPoolExecutor(8) as executor:
         futures = [executor.submit(cache.take, block, fetch) for _ in range(8)]
-        wait_until(lambda: calls and len(cache._flights[block].done._cond._waiters) == 7)
+        wait_until(lambda: calls and len(cache._flights[block].done._waiters) == 7)
         asked.set()
         assert all(future.result() == data_of(block) for future in futures)
     assert len(calls) == 1
@@ -537,6 +557,7 @@ import os, sys, time
 from cache_worker import data_of, make_block
 from tarshards.storage.cache import BlockCache
 from tarshards.storage.remote import Remote
+from tarshards.storage.wire import Steps, drop, pausing, start
 cache = BlockCache.of(Remote(cache_dir=sys.argv[1], cache_bytes=1 << 24))
 
 def fetch():
