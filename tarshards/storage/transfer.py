@@ -197,7 +197,7 @@ class RangeTransfer(Transfer):
         self.close()
         count = max(1, self.address.location.remote.connections // 2)
         size = max(tuning.WINDOW_BYTES, -(-len(view) // count))
-        parts = _Parts(self.address, self.position, view, self.version, size, are_admitted=True)
+        parts = _Parts(self.address, self.position, view, self.version, size)
         try:
             yield from parts.settle(self.version)
         finally:
@@ -235,23 +235,14 @@ class RangeTransfer(Transfer):
 class _Parts:
     """Works that fill *view* with the bytes of a file from *begin* on, *size* bytes each.
 
-    Without a *version*, the file may end before the view does. They wait until they are admitted, unless they are.
+    Without a *version*, the file may end before the view does. They are admitted before requests that are made ahead.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        begin: int,
-        view: memoryview,
-        version: Version | None,
-        size: int,
-        *,
-        are_admitted: bool = False,
-    ):
+    def __init__(self, address: Address, begin: int, view: memoryview, version: Version | None, size: int):
         cuts = [*range(0, len(view), size), len(view)]
         self._transfers = [RangeTransfer(address, begin + a, begin + b, version) for a, b in pairwise(cuts)]
         views = [view[a:b] for a, b in pairwise(cuts)]
-        self._works = [start(_fill(each, part, are_admitted)) for each, part in zip(self._transfers, views)]
+        self._works = [start(_fill(each, part)) for each, part in zip(self._transfers, views)]
 
     def settle(self, version: Version) -> Steps[None]:
         """Wait for the parts that the file has; raise the error of one that cannot be read, or of another version."""
@@ -269,14 +260,13 @@ class _Parts:
                 drop(work)
 
 
-def _fill(transfer: RangeTransfer, view: memoryview, is_admitted: bool) -> Steps[None]:
-    slot = None if is_admitted else (yield from admit(transfer.address, len(view), is_awaited=True))
+def _fill(transfer: RangeTransfer, view: memoryview) -> Steps[None]:
+    slot = yield from admit(transfer.address, len(view), is_awaited=True)
     try:
         yield from transfer.fill(view)
     finally:
         transfer.close()
-        if slot is not None:
-            slot.leave()
+        slot.leave()
 
 
 class Slot:
