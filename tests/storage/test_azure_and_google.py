@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +38,8 @@ START = 60  # seconds for a server to start, at most
 @contextmanager
 def running(port: int, *command: str | Path) -> Iterator[str]:
     """Run a server until the end of the context; return its URL when it accepts connections."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **quiet, start_new_session=True)
     limit = time.monotonic() + START
     try:
         while True:
@@ -49,7 +52,7 @@ def running(port: int, *command: str | Path) -> Iterator[str]:
                 time.sleep(0.02)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # the node of a wheel is started by a program of the same name
         process.wait()
 
 
