@@ -62,7 +62,7 @@ is_stopped() {
 is_stopped "wrong.read_at($text, 1000)" heap-buffer-overflow
 is_stopped 'wrong.increment(2**31 - 1)' 'signed integer overflow'
 
-for kernel in _tar _mapped _sidecars _headers; do
+for kernel in _tar _mapped _sidecars _headers _wire; do
     compile "tarshards/kernels/$kernel.c" "tarshards/kernels/$kernel.abi3.so"
 done
 for option in -UPORTABLE -DPORTABLE; do
@@ -73,11 +73,11 @@ for option in -UPORTABLE -DPORTABLE; do
     sanitized - "$work" <<'EOF'
 import sys
 from tarshards import kernels
-from tarshards.kernels import _headers, _jpeg, _mapped, _pixels, _rows, _sidecars, _tar
-assert (kernels.tar, kernels.mapped, kernels.sidecars) == (_tar, _mapped, _sidecars)
+from tarshards.kernels import _headers, _jpeg, _mapped, _pixels, _rows, _sidecars, _tar, _wire
+assert (kernels.tar, kernels.mapped, kernels.sidecars, kernels.wire) == (_tar, _mapped, _sidecars, _wire)
 assert (kernels.headers, kernels.rows, kernels.pixels, kernels.jpeg) == (_headers, _rows, _pixels, _jpeg)
 assert "libasan" in open("/proc/self/maps").read()
-for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels, _jpeg:
+for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels, _jpeg, _wire:
     assert kernel.__file__.startswith(sys.argv[1]), kernel.__file__
     code = open(kernel.__file__, "rb").read()
     assert b"__asan_report_load" in code
@@ -87,4 +87,4 @@ EOF
     passes tests/kernels/test_{jpeg,pixels,row_kernels}.py tests/loaders/readers/test_readers_{arrays,images,parsed}.py \
         -k "not takes_no_new_memory"
 done
-passes tests/kernels/test_{headers,sidecars}.py tests/kernels/test_tar_*.py tests/tar/test_tar_{corpus,damage,ends,streams}.py
+passes tests/kernels/test_{headers,receive,sidecars}.py tests/kernels/test_tar_*.py tests/tar/test_tar_{corpus,damage,ends,streams}.py

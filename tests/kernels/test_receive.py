@@ -135,10 +135,9 @@ def test_a_signal_is_handled_while_it_waits(kernel, pairs):
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 @pytest.mark.parametrize("waits", [[(1,)], [5], [("a", 1, None)], [(0, POLLIN, b"abc")], (1,)])
 def test_other_waits_are_refused(waits):
-    if not IS_COMPILED:
-        pytest.skip("the twin leaves this to Python")
     with pytest.raises((TypeError, BufferError)):
         wire.receive(waits, 0)
 
@@ -164,13 +163,12 @@ def test_both_receive_the_same(sent, size, data):
     assert found[0] == found[1]
 
 
-def test_more_sockets_than_a_process_may_have_are_an_error(kernel):
-    if kernel is _wire_py:
-        pytest.skip("the twin asks about each socket once")
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
+def test_more_sockets_than_a_process_may_have_are_an_error():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, limit[1]))
     try:
         with pytest.raises(OSError, match="Invalid argument"):
-            kernel.receive([(-1, 0, None)] * 100, 10)
+            wire.receive([(-1, 0, None)] * 100, 10)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
