@@ -22,7 +22,7 @@ from leftovers import wait_until
 from programs import need
 
 from tarshards.errors import OpenError
-from tarshards.storage import connections, traffic, tuning
+from tarshards.storage import connections, traffic, transfer, tuning
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import Address, Version
@@ -180,6 +180,7 @@ def certificate(request, tmp_path, monkeypatch):
 def stalling(certificate, monkeypatch):
     """A server whose first answer stalls, and the bytes of its file."""
     monkeypatch.setattr(tuning, "LATE_SECONDS", 0.1)
+    monkeypatch.setattr(transfer.Slot, "is_late", lambda slot, rest: False)  # of a busy machine
     with misbehaving(Stalling(), certificate) as server:
         server.body = random.Random(0).randbytes(4 * SIZE)
         yield server
