@@ -236,7 +236,11 @@ class _Wire:
                 self._waits[work] = wait
                 return
             if isinstance(wait, Call):
-                wait.future = wait.threads().submit(wait.function, *wait.arguments)
+                try:
+                    wait.future = wait.threads().submit(wait.function, *wait.arguments)
+                except RuntimeError as error:  # no thread can be started
+                    wait.future = Future()
+                    wait.future.set_exception(error)
                 wait = wait.future
             wait.add_done_callback(partial(self.resume, work))
 

@@ -14,6 +14,7 @@ from select import POLLIN
 import pytest
 from leftovers import wait_until
 
+from tarshards.parallel.calls import DaemonThreads
 from tarshards.storage import wire
 from tarshards.storage.wire import Steps, Wait, calling, drop, pausing, results, run, start
 
@@ -74,6 +75,16 @@ def test_steps_wait_for_a_future(make):
         return future.result()
 
     assert make(wait()) == 5
+
+
+def test_a_call_for_which_no_thread_can_be_started_fails_alone(monkeypatch):
+    def refuse() -> DaemonThreads:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(wire, "_callers", refuse)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        start(calling(threading.get_ident)).result(30)
+    assert start(doubled(2)).result(30) == 4
 
 
 def test_many_works_wait_in_one_thread():
