@@ -76,22 +76,31 @@ class Work(Future[T]):
 
 
 def run(steps: Steps[T]) -> T:
-    """Make *steps* in this thread; return their result, or raise their exception."""
+    """Make *steps* in this thread; return their result, or raise their exception.
+
+    They get what a handler of a signal raises while they wait, and may end what they began.
+    """
+    value: Any = None
+    failure: BaseException | None = None
     try:
-        value: Any = None
         while True:
-            wait, value = steps.send(value), None
-            if isinstance(wait, Wait):
-                value = _await(wait)
-            elif isinstance(wait, Call):
-                wait.make()
-            else:
-                settled(wait)
+            wait = steps.send(value) if failure is None else steps.throw(failure)
+            value = failure = None
+            try:
+                if isinstance(wait, Wait):
+                    value = _await(wait)
+                elif isinstance(wait, Call):
+                    wait.make()
+                else:
+                    settled(wait)
+            except BaseException as error:
+                failure = error
     except StopIteration as end:
         result: T = end.value
         return result
     finally:
         steps.close()
+        del failure  # its traceback has this frame
 
 
 def _await(wait: Wait) -> int | None:
