@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from mmap import mmap
+from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
 from tarshards import kernels
@@ -140,7 +141,7 @@ class RangedFile(io.BufferedIOBase):
         self._check_open()
         if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
             raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
-        position = (0, self._position, self.size)[whence] + offset
+        position = (0, self._position, self.size)[whence] + index(offset)
         if position < 0:
             raise ValueError(f"negative seek position {position}")
         self._position = position
@@ -150,7 +151,8 @@ class RangedFile(io.BufferedIOBase):
         """Return the next *size* bytes, fewer only at the end; all that are left for -1 or None."""
         self._check_open()
         left = max(0, self.size - self._position)
-        data = self._read(self._position, left if size is None or size < 0 else min(size, left))
+        size = -1 if size is None else index(size)
+        data = self._read(self._position, left if size < 0 else min(size, left))
         self._position += len(data)
         return data
 

@@ -140,6 +140,17 @@ def test_it_reads_and_seeks_as_a_file_in_memory_does(tmp_path_factory, place):
         law()
 
 
+@pytest.mark.parametrize("how", ["indexed", "stream"])
+def test_offsets_and_sizes_are_any_integers_as_those_of_a_file_are(shard, how):
+    file = IndexedShards(shard, lazy="bin")[0]["bin"] if how == "indexed" else lazy_samples(shard, how)[0]["bin"]
+    assert file.seek(np.int64(100)) == 100
+    assert file.read(np.int64(1000)) == DATA[100:1100]
+    assert file.read(np.uint16(7)) == DATA[1100:1107]
+    for call in file.seek, file.read:
+        with pytest.raises(TypeError):
+            call(1.5)
+
+
 def test_other_readers_of_files_take_it(tmp_path):
     array, picture, packed, sound = np.arange(50_000).reshape(2, -1), io.BytesIO(), io.BytesIO(), io.BytesIO()
     Image.new("RGB", (300, 200), "red").save(picture, "PNG")
