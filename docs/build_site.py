@@ -52,9 +52,12 @@ UNSEARCHED = ["benchmarks/profile.md", "benchmarks/results.md"]
 SEARCHES = {
     "azure": "glossary/#azure",
     "bad header checksum": "troubleshooting/archives/#bad-header-checksum",
+    "Croissant": "guides/publishing/#dataset-card-croissant-and-the-other-files",
+    "dataset card": "guides/publishing/#dataset-card-croissant-and-the-other-files",
     "dicom": "glossary/#dicom",
     "DistributedSampler": "glossary/#distributedsampler",
     "flac": "glossary/#flac-wav-mp3-opus",
+    "Hugging Face Hub": "guides/publishing/",
     "index": "glossary/#index",
     "IterableDataset": "glossary/#iterabledataset",
     "kaldi": "guides/speech/#kaldi-wavscp-text-and-segments",
@@ -64,10 +67,13 @@ SEARCHES = {
     "map-style": "glossary/#map-style-dataset",
     "NIfTI": "glossary/#nifti",
     "no index found": "troubleshooting/indexes/#no-index-found-create-one-with",
+    "publish": "guides/publishing/",
+    "push_to_hub": "glossary/#push_to_hub",
     "resume": "glossary/#resume",
     "shuffle": "glossary/#shuffle",
     "shuffle buffer": "glossary/#shardshuffle-detshuffle-shuffle-buffer",
     "tensorcom": "glossary/#tensorcom",
+    "upload": "guides/publishing/#upload",
     "windows": "install/#windows-macos-and-other-systems",
 }
 IMAGES = {".png", ".svg", ".gif"}

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import range_server
+from hub_server import Hub
 from programs import need, warnings_of
 
 from tarshards import IndexedShards
+from tarshards.testing.faulty_server import serving
 
 pytest.importorskip("torch")
 
@@ -350,6 +352,21 @@ def test_language_models(follow, tmp_path):
     for text, sample in zip(texts, tokens, strict=True):
         assert text["__key__"] == sample["__key__"]
         assert tokenizer.decode(sample["ids.npy"].tolist()).encode() == text["txt"]
+
+
+@pytest.mark.interop
+def test_publishing(follow, tmp_path):
+    for package in ("datasets", "huggingface_hub", "sklearn"):
+        pytest.importorskip(package, reason=f"needs {package}")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    with serving(Hub()) as hub:
+        settings = hub.environment | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        printed = follow("publishing.md", **settings)
+    (expected,) = [text for language, text in blocks("publishing.md") if "on the Hub" in text and not language]
+    assert printed.endswith(expected)
+    (header,) = [text for language, text in blocks("publishing.md") if language == "yaml"]
+    assert hub.files["README.md"].decode().startswith(f"---\n{header}---\n\n# Handwritten digits\n")
+    assert hub.files.keys() == {path.name for path in (tmp_path / "digits").iterdir()}
 
 
 def test_faulty_shards(follow):
