@@ -28,7 +28,7 @@ from tarshards.storage.cache import BlockCache
 from tarshards.storage.connections import connect_ahead
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import most_held
-from tarshards.storage.wire import Steps, Work, drop, load_soon, loading, start
+from tarshards.storage.wire import Steps, Task, drop, load_soon, loading, start
 
 if TYPE_CHECKING:
     from tarshards.index.open import FetchedMembers, OpenShard, OpenShards
@@ -322,7 +322,7 @@ class BlockFetcher:
         # If they are, ``read_kept`` is faster than ``read``.
         self.are_kept: bool = self._kept is not None and self._kept.has_all(reach)
         self._queue = FetchQueue(remote.connections, budget, upcoming=self._blocks.next, run=self._fetch)
-        self._opening: dict[int, Work[OpenShard]] = {}  # used by the thread that makes steps
+        self._opening: dict[int, Task[OpenShard]] = {}  # used by the thread that makes steps
         self._scanned = self._taken = 0  # samples: of *upcoming*, and those that have been read
         self._is_begun = False
 

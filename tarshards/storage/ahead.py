@@ -31,14 +31,14 @@ from tarshards.storage.transfer import (
     read_range,
     through_cache,
 )
-from tarshards.storage.wire import Steps, Work, drop, run, soon, start
+from tarshards.storage.wire import Steps, Task, drop, run, soon, start
 
 
 class Fetch:
     """One request for about *size* bytes, which count against the budget of a queue until they are released."""
 
     size = 0
-    work: Work[Any] | None = None  # set when the request begins
+    work: Task[Any] | None = None  # set when the request begins
     counted = 0  # bytes of the budget that it uses now
     is_over = False  # released or dropped
 
@@ -97,7 +97,7 @@ class FetchQueue(Generic[F]):
                 settled(work)
         return work.result()
 
-    def _begin(self, fetch: F) -> Work[Any]:
+    def _begin(self, fetch: F) -> Task[Any]:
         fetch.settle()
         fetch.counted = fetch.size
         self.held += fetch.size

@@ -460,7 +460,7 @@ class _Flight:
         self.data: memoryview | None = None
 
 
-class _Part(NamedTuple):
+class _Download(NamedTuple):
     """A block that is being downloaded: its *file*, which is locked, and the *size* that is counted for it."""
 
     file: int
@@ -761,7 +761,7 @@ class BlockCache:
         yield from loading(self._end_part, begun, data)
         return data
 
-    def _begun_part(self, block: Block) -> Steps[memoryview | _Part | None]:
+    def _begun_part(self, block: Block) -> Steps[memoryview | _Download | None]:
         call = Call(self._begin_part, (block,), loading_threads)
         try:
             yield call
@@ -770,7 +770,7 @@ class BlockCache:
             raise
         return call.future.result()
 
-    def _begin_part(self, block: Block) -> memoryview | _Part | None:
+    def _begin_part(self, block: Block) -> memoryview | _Download | None:
         """Return a locked part for a block, its data if another process has stored it, None if it cannot be stored."""
         if not self._is_storing():
             return None
@@ -792,9 +792,9 @@ class BlockCache:
                 with suppress(OSError):
                     os.unlink(path)
                 release(file)
-        return stored if kind is None else _Part(file, path, name, key, size, kind)
+        return stored if kind is None else _Download(file, path, name, key, size, kind)
 
-    def _end_part(self, part: _Part, data: memoryview | None) -> None:
+    def _end_part(self, part: _Download, data: memoryview | None) -> None:
         """Store the data of a part, if there is any, and unlock it."""
         is_stored = False
         try:
@@ -808,7 +808,7 @@ class BlockCache:
 
     def _abandon(self, begun: Future[Any]) -> None:
         """Unlock a part whose download was dropped before it began."""
-        if not begun.cancelled() and begun.exception() is None and isinstance(part := begun.result(), _Part):
+        if not begun.cancelled() and begun.exception() is None and isinstance(part := begun.result(), _Download):
             self._end_part(part, None)
 
     def _allot(self, size: int) -> str | None:
@@ -844,7 +844,7 @@ class BlockCache:
         mine[kind] -= known
         counts[kind] += size - known
 
-    def _store(self, part: _Part, data: memoryview) -> bool:
+    def _store(self, part: _Download, data: memoryview) -> bool:
         """Write a block into its *part* and give it its final name; return whether that succeeded."""
         assert self._owner is not None
         file, path, name, key, _, kind = part

@@ -25,14 +25,14 @@ from tarshards.parallel.calls import DaemonThreads
 from tarshards.parallel.forks import PerProcess
 from tarshards.storage import traffic, tuning
 from tarshards.storage.streams import BUFFER, PIECE
-from tarshards.storage.wire import STREAM, Steps, Wait, Work, calling, run, start
+from tarshards.storage.wire import STREAM, Steps, Task, Wait, calling, run, start
 
 T = TypeVar("T")
 
 #: Environment variables that name proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
 PROXIES += ["REQUEST_METHOD"]  # set in a CGI program, where HTTP_PROXY may come from a client
-ROOM = 1 << 14  # bytes that are received together with headers: of a record of TLS
+HEAD_BYTES = 1 << 14  # bytes that are received together with headers: of a record of TLS
 MOST_LINE, MOST_HEADERS = 1 << 16, 100
 STATUS = re.compile(rb"HTTP/1\.(\d) +(\d{3})(.*)")
 BROKEN = re.compile(r"[\0-\x1f\x7f]")  # no part of a header, and would end it
@@ -72,7 +72,7 @@ class StalledError(ConnectionError):
     """Nothing has arrived over a connection for a while, although much has arrived over others."""
 
 
-class Headers:
+class ResponseHeaders:
     """The headers of a response, by their names in any case; bytes are decoded as Latin-1, whatever they are."""
 
     def __init__(self, lines: list[bytes]):
@@ -137,7 +137,7 @@ class Connection:
         """Add the next bytes to *rest*; return their number, 0 at the end."""
         if monotonic() >= until:  # there may always be some
             raise TimeoutError("timed out")
-        data = yield from self._attempt(partial(self.sock.recv, ROOM), POLLIN, until)
+        data = yield from self._attempt(partial(self.sock.recv, HEAD_BYTES), POLLIN, until)
         self.rest += data
         return len(data)
 
@@ -154,7 +154,7 @@ class Connection:
         del self.rest[: end + 1]
         return line.removesuffix(b"\r")
 
-    def head(self, until: float) -> Steps[tuple[int, str, Headers, bool]]:
+    def head(self, until: float) -> Steps[tuple[int, str, ResponseHeaders, bool]]:
         """Return status, reason and headers of the next response, and whether it is of HTTP/1.1."""
         while True:
             if not self.rest and not (yield from self.receive(until)):
@@ -170,7 +170,7 @@ class Connection:
                     raise http.client.HTTPException(f"got more than {MOST_HEADERS} headers")
             status = int(match[2])
             if status >= 200 or status == 101:  # others are interim ones
-                return status, match[3].decode("latin-1").strip(), Headers(lines), match[1] == b"1"
+                return status, match[3].decode("latin-1").strip(), ResponseHeaders(lines), match[1] == b"1"
 
     def fill(self, view: memoryview, until: float) -> Steps[int | None]:
         """Receive bytes into *view*; return their number, 0 at the end, and None if none come *until* then."""
@@ -207,7 +207,7 @@ class Response:
 
     leaves_stalled = False
 
-    def __init__(self, key: Any, connection: Connection, head: tuple[int, str, Headers, bool], method: str):
+    def __init__(self, key: Any, connection: Connection, head: tuple[int, str, ResponseHeaders, bool], method: str):
         self.status, self.reason, self.headers, is_newer = head
         self._key, self._connection = key, connection
         tokens = self.headers.get("Connection").lower()
@@ -305,7 +305,7 @@ class Response:
         All that within one timeout; fewer bytes if it breaks off.
         """
         data, until = b"", monotonic() + self._connection.timeout
-        drained = max(most, ROOM if self.length is not None and self.length <= ROOM else 0)
+        drained = max(most, HEAD_BYTES if self.length is not None and self.length <= HEAD_BYTES else 0)
         try:
             while len(data) < drained and not self._is_read and monotonic() < until:
                 self._connection.timeout = until - monotonic()
@@ -547,7 +547,7 @@ def _look_up(host: str, port: int) -> Steps[list[Any]]:
     return answer.result()
 
 
-_asked: PerProcess[dict[tuple[str, int], Work[list[Any]]]] = PerProcess(dict)
+_asked: PerProcess[dict[tuple[str, int], Task[list[Any]]]] = PerProcess(dict)
 
 
 def _reach(connection: Connection, address: Any, until: float) -> Steps[None]:

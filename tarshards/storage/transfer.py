@@ -32,7 +32,7 @@ from tarshards.storage.requests import (
     range_of,
 )
 from tarshards.storage.streams import BUFFER, PIECE, encoded
-from tarshards.storage.wire import Steps, Work, calling, drop, loading, run, start
+from tarshards.storage.wire import Steps, Task, calling, drop, loading, run, start
 
 HEAD = 1024  # bytes at the beginning of a file that are fetched with its metadata
 
@@ -178,7 +178,7 @@ class RangeTransfer(Transfer):
     """The bytes of a file from *begin* to *end*, of *version*, or else of the version of the first response."""
 
     end: int
-    slot: Slot | None = None
+    slot: Admission | None = None
     _moves = 0
 
     def __init__(
@@ -269,7 +269,7 @@ def _fill(transfer: RangeTransfer, view: memoryview) -> Steps[None]:
         slot.leave()
 
 
-class Slot:
+class Admission:
     """The right to have one of the requests of a process to a server under way: for *size* bytes, at most *most*."""
 
     def __init__(self, gate: Gate, size: int, most: int, soonest: float):
@@ -311,9 +311,9 @@ class Gate:
         self._lock = Lock()
         self._count, self.large = 0, 0
         self.pace = 0.0
-        self._waiting: list[deque[tuple[Slot, Future[None]]]] = [deque(), deque()]  # awaited ones first
+        self._waiting: list[deque[tuple[Admission, Future[None]]]] = [deque(), deque()]  # awaited ones first
 
-    def enter(self, slot: Slot, is_awaited: bool) -> Steps[None]:
+    def enter(self, slot: Admission, is_awaited: bool) -> Steps[None]:
         """Wait until the request of *slot* may be sent."""
         with self._lock:
             if self._admit(slot):
@@ -333,14 +333,14 @@ class Gate:
             raise
         slot.begun = slot._time = monotonic()
 
-    def _admit(self, slot: Slot) -> bool:
+    def _admit(self, slot: Admission) -> bool:
         if self._count >= slot.most or (slot.is_large and self.large >= slot.most_large):
             return False
         self._count += 1
         self.large += slot.is_large
         return True
 
-    def leave(self, slot: Slot) -> None:
+    def leave(self, slot: Admission) -> None:
         with self._lock:
             self._count -= 1
             if slot.is_large:
@@ -359,11 +359,11 @@ class Gate:
 _gates: PerProcess[dict[Origin, Gate]] = PerProcess(lambda: defaultdict(Gate))
 
 
-def admit(address: Address, size: int, *, is_awaited: bool = False) -> Steps[Slot]:
+def admit(address: Address, size: int, *, is_awaited: bool = False) -> Steps[Admission]:
     """Wait until a request for *size* bytes may be sent; return its slot, which ``leave`` frees."""
     url = yield from address.find_url()
     gate = _gates()[Origin.of(url)]
-    slot = Slot(gate, size, address.location.remote.connections, connections.soonest(url))
+    slot = Admission(gate, size, address.location.remote.connections, connections.soonest(url))
     yield from gate.enter(slot, is_awaited)
     return slot
 
@@ -632,7 +632,7 @@ class RemoteRanges(Ranges):
         self.name: str = address.name
         self._head: Any = b""
         self._lock = PerProcess(Lock)
-        self._asked: PerProcess[list[Work[Any]]] = PerProcess(list)  # for the version, at most once
+        self._asked: PerProcess[list[Task[Any]]] = PerProcess(list)  # for the version, at most once
         self._version: Version | None = None
         self.size = self._open() if size is None else size
 

@@ -66,7 +66,7 @@ class Call(Generic[T]):
 Steps = Generator["Wait | Call[Any] | Future[Any]", Any, T]
 
 
-class Work(Future[T]):
+class Task(Future[T]):
     """Steps that the thread of this process makes, and their result."""
 
     def __init__(self, steps: Steps[T]):
@@ -112,9 +112,9 @@ def _await(wait: Wait) -> int | None:
             return None
 
 
-def start(steps: Steps[T], ended: Callable[[Future[T]], object] | None = None) -> Work[T]:
+def start(steps: Steps[T], ended: Callable[[Future[T]], object] | None = None) -> Task[T]:
     """Begin to make *steps* in the thread of this process; *ended* is called when they have ended, or were dropped."""
-    work = Work(steps)
+    work = Task(steps)
     if ended is not None:
         work.add_done_callback(ended)
     with defer_signals():
@@ -122,7 +122,7 @@ def start(steps: Steps[T], ended: Callable[[Future[T]], object] | None = None) -
     return work
 
 
-def drop(work: Work[Any]) -> None:
+def drop(work: Task[Any]) -> None:
     """End the steps of *work* soon, wherever they are; its result is then a CancelledError."""
     with defer_signals():
         _wire().resume(work, is_dropped=True)
@@ -130,7 +130,7 @@ def drop(work: Work[Any]) -> None:
 
 def results(works: Iterable[Steps[T]], window: int) -> Iterator[T]:
     """Yield the results of works in order, while up to *window* are under way."""
-    begun: deque[Work[T]] = deque()
+    begun: deque[Task[T]] = deque()
     try:
         for steps in works:
             begun.append(start(steps))
@@ -182,15 +182,15 @@ class _Wire:
     """The thread that makes the steps of works, and what these wait for."""
 
     def __init__(self) -> None:
-        self._resumed: deque[tuple[Work[Any], bool]] = deque()  # by any thread
-        self._waits: dict[Work[Any], Wait] = {}
+        self._resumed: deque[tuple[Task[Any], bool]] = deque()  # by any thread
+        self._waits: dict[Task[Any], Wait] = {}
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
         self._rests = False  # whether the thread has to be rung for
         threading.Thread(target=self._serve, name="tarshards-wire", daemon=True).start()
 
-    def resume(self, work: Work[Any], *_: Any, is_dropped: bool = False) -> None:
+    def resume(self, work: Task[Any], *_: Any, is_dropped: bool = False) -> None:
         """Let the thread make the next step of *work*, or its last."""
         self._resumed.append((work, is_dropped))
         if self._rests:
@@ -232,7 +232,7 @@ class _Wire:
             for work in [work for work, wait in self._waits.items() if wait.until <= now]:
                 self._step(work, None)
 
-    def _step(self, work: Work[Any], value: int | None) -> None:
+    def _step(self, work: Task[Any], value: int | None) -> None:
         self._waits.pop(work, None)
         try:
             wait = work.steps.send(value)
@@ -253,7 +253,7 @@ class _Wire:
                 wait = wait.future
             wait.add_done_callback(partial(self.resume, work))
 
-    def _end(self, work: Work[Any]) -> None:
+    def _end(self, work: Task[Any]) -> None:
         self._waits.pop(work, None)
         if not work.done():
             work.steps.close()

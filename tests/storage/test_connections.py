@@ -132,7 +132,7 @@ def test_the_end_of_a_body_is_not_awaited_together_with_more(certificate, sizes,
 
 @pytest.mark.parametrize("size", [1 << 18, 1000])
 def test_a_body_that_was_buffered_with_its_headers(monkeypatch, certificate, size):
-    monkeypatch.setattr(connections, "ROOM", 1 << 17)
+    monkeypatch.setattr(connections, "HEAD_BYTES", 1 << 17)
     body = random.Random(0).randbytes(100_000)
     with answering(body, pause=0, certificate=certificate) as url:
         assert read_into(url, size, timeout=1) == body
@@ -180,7 +180,7 @@ def certificate(request, tmp_path, monkeypatch):
 def stalling(certificate, monkeypatch):
     """A server whose first answer stalls, and the bytes of its file."""
     monkeypatch.setattr(tuning, "LATE_SECONDS", 0.1)
-    monkeypatch.setattr(transfer.Slot, "is_late", lambda slot, rest: False)  # of a busy machine
+    monkeypatch.setattr(transfer.Admission, "is_late", lambda slot, rest: False)  # of a busy machine
     with misbehaving(Stalling(), certificate) as server:
         server.body = random.Random(0).randbytes(4 * SIZE)
         yield server
