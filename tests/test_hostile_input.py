@@ -55,7 +55,7 @@ from tarshards.run.jobs.scheduler import log_of, options_of, status_of
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.npy import parse_header
 from tarshards.samples.lines import numbered_lines
-from tarshards.storage import compression, requests, tuning
+from tarshards.storage import compression, requests
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import parse_manifest
@@ -156,7 +156,7 @@ NAMES += ["zip://\0::a.tar", "data:;base64,!!!", "ftp://[::1", "nosuch://x"]
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_names(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(requests, "pausing", lambda seconds: ())
     (tmp_path / "a.tar").write_bytes(bytes(100))
     actions = [open_url, open_shard, build_index, find_shards, lambda name: Marker(name).read()]
     actions += [lambda name: open_url(name, "wb").close(), lambda name: Marker(name).write({})]
@@ -296,7 +296,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=map(ascii, ANSWERS))
 def test_answers(monkeypatch, answer):
-    monkeypatch.setattr(tuning, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(requests, "pausing", lambda seconds: ())
     remote = Remote(retries=1)
     with answering(answer) as url:
         actions: list[Callable[[], object]] = [
