@@ -17,7 +17,8 @@ for split, manifest in splits.items():
     if {shard["url"] for shard in shards} != {path.name for path in folder.glob(f"{split}-*.tar")}:
         sys.exit(f"{manifest} does not list the same shards as {split}-*.tar")
     files.append({"split": split, "path": f"{split}-*.tar"})
-    counts.append({"name": split, "num_examples": sum(shard["nsamples"] for shard in shards)})
+    samples, size = (sum(shard[name] for shard in shards) for name in ("nsamples", "filesize"))
+    counts.append({"name": split, "num_examples": samples, "num_bytes": size})
 
 readme = folder / "README.md"
 about = (metadata_load(readme) if readme.exists() else None) or {}

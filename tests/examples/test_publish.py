@@ -97,6 +97,7 @@ def test_datasets_and_tarshards_read_what_is_published(hub, run, folder, program
     done = run("-c", LOAD, "./digits", NAME)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [wanted] * 4
+    assert "Ignoring" not in done.stderr  # of the header
     done = run("-c", READ, f"hf://datasets/{NAME}/train.shards.json")
     assert done.stdout == f"{wanted['train'][89][1]}\n", done.stderr
 

@@ -38,7 +38,8 @@ for split in sys.argv[3:]:
         ]
         record_sets.append(mlc.RecordSet(id=records, name=records, key=ids[0], fields=fields))
     files.append({"split": split, "path": f"{split}-*.tar"})
-    counts.append({"name": split, "num_examples": keys})
+    size = sum(shard.stat().st_size for shard in shards)
+    counts.append({"name": split, "num_examples": keys, "num_bytes": size})
 
 readme = folder / "README.md"
 about = (metadata_load(readme) if readme.exists() else None) or {}
