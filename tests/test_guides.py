@@ -355,6 +355,24 @@ def test_language_models(follow, tmp_path):
 
 
 @pytest.mark.interop
+def test_medicine(follow, tmp_path):
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
+    pytest.importorskip("pydicom", reason="needs pydicom")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    printed = follow("medicine.md")
+    assert re.search(r"^8 steps, loss 0\.\d+$", printed, re.MULTILINE)
+    (shown,) = [text for _, text in blocks("medicine.md") if text.startswith("CT_small.dcm: ")]
+    assert shown in printed
+    images = [path.read_bytes() for path in (tmp_path / "patient").rglob("*") if path.is_file()]
+    assert sorted(sample["dcm"] for sample in IndexedShards(str(tmp_path / "patient.shards.json"))) == sorted(images)
+    with range_server.serving(tmp_path) as site:
+        file = IndexedShards(f"{site.url}/volumes-0.tar", lazy="scan.nii")[0]["scan.nii"]
+        assert nibabel.Nifti1Image.from_stream(file).dataobj[..., 7].shape == (128, 96)
+        assert site.bytes < file.size
+    assert "a patch of (3, 8, 8) of a volume of (5, 16, 16), " in printed
+
+
+@pytest.mark.interop
 def test_publishing(follow, tmp_path):
     for package in ("datasets", "huggingface_hub", "sklearn"):
         pytest.importorskip(package, reason=f"needs {package}")

@@ -68,6 +68,7 @@ def test_each_tool_has_its_manual(staged):
     [
         ("speech", ("NeMo", "lhotse", "Shar", "Kaldi", "wav.scp", "wenet", "LibriSpeech", "Common Voice")),
         ("language", ("text", "tokens", "documents", "FlexAttention", "FlashAttention", "cu_seqlens", "torchtitan")),
+        ("medicine", ("DICOM", "NIfTI", "nibabel", "pydicom", "olumes", "atches", ".nii.gz", ".dcm", ".npy")),
     ],
 )
 def test_the_words_of_a_field_are_in_the_headings_of_its_guide(staged, page, words):

@@ -25,6 +25,7 @@ LINES = {
     "pairs": ["images-{0..3}.tar"],
     "language": ["text-{0..1}.tar", "state.pt"],
     "sound": ["sounds-{0..1}.tar"],
+    "medicine": ["volumes-{0..1}.tar"],
     "evaluation": ["images.shards.json"],
 }
 
@@ -63,6 +64,19 @@ def photos(shards) -> Path:
     with ShardWriter(shards / "quokka-{shard}.tar", max_samples=16) as writer:
         for i in range(64):
             writer.write({"__key__": f"{i:02d}"} | sample)
+    return shards
+
+
+@pytest.fixture(scope="module")
+def volumes(shards) -> Path:
+    """The folder, where there are also shards of two volumes each, the scan that nibabel contains at two times."""
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
+    scans = nibabel.load(Path(nibabel.__path__[0], "tests/data/example4d.nii.gz"))
+    with ShardWriter(shards / "volumes-{shard}.tar", max_samples=2) as writer:
+        for i in range(4):
+            scan = scans.slicer[..., i % 2]
+            label = nibabel.Nifti1Image((scan.get_fdata() > 100).astype(np.uint8), scan.affine)
+            writer.write({"__key__": f"{i}", "scan.nii": scan.to_bytes(), "label.nii": label.to_bytes()})
     return shards
 
 
@@ -105,6 +119,10 @@ def test_sound(shards):
     assert run(OURS / "sound.py", shards).startswith("4 steps, loss ")
 
 
+def test_medicine(volumes):
+    assert run(OURS / "medicine.py", volumes).startswith("2 steps, loss 0.")
+
+
 def test_evaluation(shards):
     assert re.match(r"accuracy [\d.]+% of 128; sample 7 is of class 7", run(OURS / "evaluation.py", shards))
 
@@ -118,6 +136,8 @@ def test_the_twin_does_the_same(shards, name, request, monkeypatch):
         if not folder.exists():
             pytest.skip("torchvision is not installed")
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
+    if name == "medicine":
+        request.getfixturevalue("volumes")
     if name == "sound":
         pytest.importorskip("soundfile"), pytest.importorskip("soxr")
     assert run(THEIRS / f"{name}.py", shards, *(["128"] if name == "images" else []))
