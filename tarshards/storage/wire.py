@@ -204,7 +204,7 @@ class _Wire:
             while self._resumed:
                 work, is_dropped = self._resumed.popleft()
                 if is_dropped:
-                    self._end(work)
+                    self._end(work, CancelledError())
                 elif not work.done():
                     self._step(work, None)
             self._rests = True
@@ -217,9 +217,7 @@ class _Wire:
             except (OSError, MemoryError) as error:  # no thread would make the steps of any work again
                 found = []
                 for work in works:
-                    self._waits.pop(work)
-                    work.steps.close()
-                    work.set_exception(error)
+                    self._end(work, error)
             self._rests = False
             for number, value in found:
                 if number < len(works):
@@ -253,11 +251,16 @@ class _Wire:
                 wait = wait.future
             wait.add_done_callback(partial(self.resume, work))
 
-    def _end(self, work: Task[Any]) -> None:
+    def _end(self, work: Task[Any], error: BaseException) -> None:
+        """End the steps of *work* with this *error*, or with one that they raise as they end."""
         self._waits.pop(work, None)
-        if not work.done():
+        if work.done():
+            return
+        try:
             work.steps.close()
-            work.set_exception(CancelledError())
+        except BaseException as raised:
+            error = raised
+        work.set_exception(error)
 
 
 def _until(wait: Wait) -> float:

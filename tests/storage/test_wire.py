@@ -119,6 +119,24 @@ def test_what_is_dropped_ends_at_its_step():
         never.result(30)
 
 
+def test_steps_that_fail_as_they_end_leave_the_thread_to_others():
+    begun = threading.Event()
+
+    def failing_at_its_end() -> Steps[None]:
+        try:
+            begun.set()
+            yield from pausing(3600)
+        finally:
+            raise ValueError("no")
+
+    work = start(failing_at_its_end())
+    assert begun.wait(30)
+    drop(work)
+    with pytest.raises(ValueError, match="no"):
+        work.result(30)
+    assert start(doubled(1)).result(30) == 2
+
+
 def wait_for(future: Future[None]) -> Steps[None]:
     yield future
 
