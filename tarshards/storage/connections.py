@@ -103,6 +103,11 @@ class Connection:
         self.timeout = 30.0
 
     @property
+    def has_rest(self) -> bool:
+        """Whether bytes have arrived that are not read yet; others may wait in the socket."""
+        return bool(self.rest) or (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0)
+
+    @property
     def is_open(self) -> bool:
         return bool(self.sock.fileno() >= 0)
 
@@ -172,14 +177,18 @@ class Connection:
             if status >= 200 or status == 101:  # others are interim ones
                 return status, match[3].decode("latin-1").strip(), ResponseHeaders(lines), match[1] == b"1"
 
-    def fill(self, view: memoryview, until: float) -> Steps[int | None]:
-        """Receive bytes into *view*; return their number, 0 at the end, and None if none come *until* then."""
+    def fill(self, view: memoryview, until: float, *, ends_body: bool = False) -> Steps[int | None]:
+        """Receive bytes into *view*; return their number, 0 at the end, and None if none come *until* then.
+
+        With *ends_body*, the end of the stream is that of the body, and no error may be taken for it: the kernel
+        returns what has come before an error, and the next call finds an end.
+        """
         if self.rest:
             count = min(len(view), len(self.rest))
             view[:count] = bytes(self.rest[:count])
             del self.rest[:count]
             return count
-        if not isinstance(self.sock, ssl.SSLSocket):
+        if not (ends_body or isinstance(self.sock, ssl.SSLSocket)):
             found = yield Wait(self.sock.fileno(), POLLIN, view, until)
             if found is not None and found < 0:
                 raise OSError(-found, os.strerror(-found))
@@ -190,7 +199,7 @@ class Connection:
                 if not (count := self.sock.recv_into(view[done:])):
                     break
                 done += count
-            except ssl.SSLWantReadError:
+            except (BlockingIOError, ssl.SSLWantReadError):
                 if done:
                     break
                 if (yield Wait(self.sock.fileno(), POLLIN | STREAM, None, until)) is None:
@@ -284,8 +293,10 @@ class Response:
         if self.leaves_stalled:
             pause = max(2 * tuning.LATE_SECONDS, 5 * _pool().soonest.get(self._key, 0.0))
         waited, before = 0.0, traffic.received()
+        ends_body = self.length is None and not self._is_chunked
         while True:
-            found = yield from self._connection.fill(view, monotonic() + min(pause, timeout - waited))
+            until = monotonic() + min(pause, timeout - waited)
+            found = yield from self._connection.fill(view, until, ends_body=ends_body)
             if found is not None:
                 return found
             waited += pause
@@ -637,7 +648,7 @@ class _Pool:
 
     @staticmethod
     def _is_alive(since: float, connection: Connection) -> bool:
-        if monotonic() - since >= tuning.IDLE_SECONDS or not connection.is_open or connection.rest:
+        if monotonic() - since >= tuning.IDLE_SECONDS or not connection.is_open or connection.has_rest:
             return False
         return not _is_readable(connection.sock) or _has_no_data(connection.sock)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -53,7 +54,8 @@ def answering(
                 for portion in portions[1:]:
                     time.sleep(pause)
                     connection.sendall(portion)
-                connection.recv(1)
+                with suppress(ConnectionResetError):  # the client leaves bytes unread
+                    connection.recv(1)
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -136,6 +138,40 @@ def test_a_body_that_was_buffered_with_its_headers(monkeypatch, certificate, siz
     body = random.Random(0).randbytes(100_000)
     with answering(body, pause=0, certificate=certificate) as url:
         assert read_into(url, size, timeout=1) == body
+
+
+def test_a_reset_is_no_end_of_a_body_without_a_length():
+    """Also if bytes have just come."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                time.sleep(0.05)
+                connection.sendall(b"a" * 1000)
+                time.sleep(0.0003)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConnectionResetError):
+            read_into(f"http://127.0.0.1:{listener.getsockname()[1]}/", 1 << 18, timeout=5)
+        thread.join()
+
+
+def test_what_follows_a_body_is_no_answer_to_the_next_request(certificate):
+    """Under TLS it may have been received, and decrypted, together with the end of the body."""
+    forged = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
+    body = b"a" * 1000
+    with answering(b"", body + forged, pause=0.05, certificate=certificate, framing="Content-Length: 1000") as url:
+        key = connections._key_of(url)
+        assert read_into(url, 1000, timeout=5) == body
+        kept = connections._pool().take(key)
+        if kept is not None:
+            kept.close()
+        assert kept is None
 
 
 class Stalling(Server):
