@@ -567,7 +567,7 @@ class OpenShards:
 
         fetched, shared, sidecar = None, self._shared, index_location(self.named[number].location())
         is_known = self.loaded(number) is not None or number in self._failed or sidecar.path is not None
-        if not is_known and (shared is None or shared.claim(number)):
+        if not is_known and (shared is None or (yield from shared.claim(number))):
             try:
                 fetched = start(hold_ahead(sidecar, MOST_READ))
                 yield fetched

@@ -16,6 +16,7 @@ from typing import Any
 from tarshards.parallel.forks import PerProcess
 from tarshards.storage.locks import PAUSE
 from tarshards.storage.remote import Remote
+from tarshards.storage.wire import Steps, pausing
 
 #: A piece: its offset, the bytes reserved for it, and its length, which is 0 while it is missing. The first row has the
 #: end of the last piece.
@@ -68,14 +69,21 @@ class SharedBytes:
         finally:
             self._release(number + 1)
 
-    def claim(self, number: int) -> bool:
-        """Return whether a piece is missing, and no other process fetches it; then this one has to, until ``leave``."""
-        if self._found(number + 1) or not self._lock_row(number + 1):
-            return False
-        if self._found(number + 1):
-            self._release(number + 1)
-            return False
-        return True
+    def claim(self, number: int) -> Steps[bool]:
+        """Return whether a piece is missing, so that this process has to fetch it, until ``leave``.
+
+        While another process fetches it, the steps wait, and no thread: the few threads are needed to load what this
+        process has fetched, for which the other process may wait.
+        """
+        end = monotonic() + self._remote.timeout
+        while not self._found(number + 1) and monotonic() < end:
+            if self._lock_row(number + 1):
+                if not self._found(number + 1):
+                    return True
+                self._release(number + 1)
+            else:
+                yield from pausing(PAUSE)
+        return False
 
     def leave(self, number: int) -> None:
         """End the claim to a piece; ``hold`` ends it, too."""

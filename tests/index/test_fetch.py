@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import random
+import time
 import weakref
 from base64 import b64decode, b64encode
 from collections import Counter
@@ -39,7 +40,7 @@ from tarshards.index.fetch import BlockFetcher, Blocks, SampleBlock
 from tarshards.index.header_checks import HeldMembers
 from tarshards.index.open import OpenShard
 from tarshards.kernels import IS_COMPILED
-from tarshards.storage import traffic, tuning
+from tarshards.storage import traffic, tuning, wire
 from tarshards.storage.ahead import FetchQueue
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
@@ -802,6 +803,44 @@ def test_another_process_fetches_what_a_killed_one_was_fetching(large):
     worker.join()
     large.hold = 0
     assert opened.shards.index(0).key(0) == "0-0"
+
+
+@pytest.mark.forks
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
+def test_processes_that_fetch_indexes_for_each_other_do_not_wait_for_each_other(tmp_path):
+    """Each needs what the other fetches, for more indexes than there are threads to load them."""
+    count = 2 * wire.LOADERS + 4
+    for number in range(count):
+        path = str(tmp_path / f"{number:02d}.tar")
+        with TarWriter(path) as writer:
+            writer.write({"__key__": str(number), "txt": b"x"})
+        build_index(path).save(path)
+    context = multiprocessing.get_context("fork")
+    results, half_asked = context.SimpleQueue(), context.Barrier(2)
+    with serving(tmp_path) as site:
+        opened = IndexedShards(f"{site.url}/{{00..{count - 1}}}.tar", remote=Remote(timeout=5)).shards
+        site.clear()
+        site.hold = 0.3
+
+        def work(numbers: list[int]) -> None:
+            works = [wire.start(opened.ahead(opened.index, number)) for number in numbers[: count // 2]]
+            time.sleep(0.1)  # they are claimed
+            half_asked.wait()
+            works += [wire.start(opened.ahead(opened.index, number)) for number in numbers[count // 2 :]]
+            results.put([work.result().key(0) for work in works])
+
+        numbers = list(range(count))
+        workers = [context.Process(target=work, args=(order,)) for order in (numbers, numbers[::-1])]
+        for worker in workers:
+            worker.start()
+        found = [results.get() for _ in workers]
+        for worker in workers:
+            worker.join()
+        assert sorted(found, key=lambda keys: int(keys[0])) == [
+            [str(n) for n in numbers],
+            [str(n) for n in numbers[::-1]],
+        ]
+        assert site.asked(".index") == count
 
 
 @pytest.mark.parametrize("shared", [True, False])
