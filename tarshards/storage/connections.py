@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 from tarshards import kernels
 from tarshards.parallel.calls import DaemonThreads
 from tarshards.parallel.forks import PerProcess
+from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
 from tarshards.storage.streams import BUFFER, PIECE
 from tarshards.storage.wire import STREAM, Steps, Task, Wait, calling, run, start
@@ -553,7 +554,9 @@ def _look_up(host: str, port: int) -> Steps[list[Any]]:
         return look_up()
     asked = _asked()
     if (answer := asked.get((host, port))) is None:
-        answer = asked[host, port] = start(calling(look_up), lambda _: asked.pop((host, port), None))
+        answer = asked[host, port] = start(calling(look_up))
+        with defer_signals():  # not given to ``start``: the answer may come before it is in the table, and stay there
+            answer.add_done_callback(lambda _: asked.pop((host, port), None))
     yield answer
     return answer.result()
 

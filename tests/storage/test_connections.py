@@ -28,7 +28,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import Address, Version
 from tarshards.storage.transfer import read_range
-from tarshards.storage.wire import Steps, run
+from tarshards.storage.wire import Steps, run, start
 from tarshards.testing.faulty_server import Answer, Server
 from tarshards.testing.faulty_server import serving as misbehaving
 
@@ -172,6 +172,21 @@ def test_what_follows_a_body_is_no_answer_to_the_next_request(certificate):
         if kept is not None:
             kept.close()
         assert kept is None
+
+
+def test_a_host_is_looked_up_again_although_its_address_came_at_once(monkeypatch):
+    asked = []
+
+    def start_and_wait(steps: Steps[Any], *ended: Any) -> Any:
+        work = start(steps, *ended)
+        work.result(30)
+        return work
+
+    monkeypatch.setattr(connections, "start", start_and_wait)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *where: asked.append(where) or [])
+    for _ in range(2):
+        run(connections._look_up("localhost", 80))
+    assert len(asked) == 2
 
 
 class Stalling(Server):
