@@ -53,12 +53,12 @@ from zlib import crc32
 from tarshards.errors import OpenError, visible
 from tarshards.parallel.forks import PerProcess, renew_in_children
 from tarshards.storage import traffic
-from tarshards.storage.locks import PAUSE, lock, release, sweep
+from tarshards.storage.locks import PAUSE, lock, pauses, release, sweep
 from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import check_written, failure, words
-from tarshards.storage.wire import Call, Steps, calling, load_soon, loading, loading_threads, run
+from tarshards.storage.wire import Call, Steps, calling, load_soon, loading, loading_threads, pausing, run
 
 log: logging.Logger = logging.getLogger("tarshards")
 
@@ -165,6 +165,9 @@ class Stored(NamedTuple):
         return taken(self.status.st_size)
 
 
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # of files that are locked
+
+
 class CacheFolder:
     """The files of a cache and the counts of their bytes; *foreign* are files in it that do not belong to a cache."""
 
@@ -182,25 +185,34 @@ class CacheFolder:
         return folder
 
     def lock(self, path: str) -> int:
-        """Open and lock a file, and create it if it is missing.
+        """Open and lock a file, and create it if it is missing; raise TimeoutError as ``patience`` says."""
+        check = self.patience()
 
-        Raises TimeoutError if another process, which may be stopped, holds the lock for longer than *timeout*. For a
+        def wait() -> None:
+            check()
+            sleep(PAUSE)
+
+        return lock(path, FLAGS, wait)
+
+    def patience(self) -> Callable[[], None]:
+        """Return a function to call before each further attempt to lock a file.
+
+        It raises TimeoutError if another process, which may be stopped, holds the lock for longer than *timeout*. For a
         while after that, waits for further locks are short.
         """
         begun = monotonic()
         is_short = begun < self._is_short_until
         end = begun + (min(SHORT_TIMEOUT, self.timeout) if is_short else self.timeout)
 
-        def wait() -> None:
+        def check() -> None:
             if monotonic() < end:
-                sleep(PAUSE)
                 return
             if not is_short:
                 self._is_short_until = monotonic() + SHORT_PERIOD * self.timeout
             reason = f"locked for {self.timeout:g} s by another process, which may be stopped"
             raise TimeoutError(errno.ETIMEDOUT, reason, self.path)
 
-        return lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, wait)
+        return check
 
     def block_path(self, name: str, kind: str) -> str:
         """Return the path of the file of a block, whether it exists or not."""
@@ -762,23 +774,42 @@ class BlockCache:
         return data
 
     def _begun_part(self, block: Block) -> Steps[memoryview | _Download | None]:
-        call = Call(self._begin_part, (block,), loading_threads)
-        try:
-            yield call
-        except GeneratorExit:  # the call may still be made
-            call.future.add_done_callback(self._abandon)
-            raise
-        return call.future.result()
+        """Return what ``_begin_part`` does.
 
-    def _begin_part(self, block: Block) -> memoryview | _Download | None:
-        """Return a locked part for a block, its data if another process has stored it, None if it cannot be stored."""
+        While another process downloads the block, the steps wait, and no thread: the few threads are needed to store
+        what this process has downloaded, for which the other process may wait.
+        """
+        check, rests = self.folder.patience(), pauses()
+        while True:
+            call = Call(self._begin_part, (block, check), loading_threads)
+            try:
+                yield call
+            except GeneratorExit:  # the call may still be made
+                call.future.add_done_callback(self._abandon)
+                raise
+            with suppress(BlockingIOError):
+                return call.future.result()
+            yield from pausing(next(rests))
+
+    def _begin_part(self, block: Block, check: Callable[[], None]) -> memoryview | _Download | None:
+        """Return a locked part for a block, its data if another process has stored it, None if it cannot be stored.
+
+        Raises BlockingIOError if another process downloads it, and *check* finds that it may do so.
+        """
         if not self._is_storing():
             return None
         key = block.key
         name = name_of(key)
         path = f"{self.folder.path}/{PARTS}/{name}"
         try:
-            file = self.folder.lock(path)  # the file may be left from a dead process
+            file = lock(path, FLAGS)  # the file may be left from a dead process
+        except BlockingIOError:
+            try:
+                check()
+            except TimeoutError as error:
+                self._stop(error)
+                return None
+            raise
         except OSError as error:
             self._stop(error)
             return None

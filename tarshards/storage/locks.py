@@ -11,6 +11,7 @@ from time import monotonic, sleep
 
 from tarshards.errors import OpenError, visible
 from tarshards.parallel.forks import close_own, open_own
+from tarshards.parallel.signals import TICK
 
 PAUSE = 0.005  # seconds between attempts to lock what another process has locked
 LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds of waiting for the lock of a folder, before a warning and an error
@@ -71,6 +72,14 @@ def lock(
             release(descriptor)
             raise
         release(descriptor)
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds of pauses between attempts to lock by steps: they grow, as each attempt takes two threads."""
+    pause = PAUSE
+    while True:
+        yield pause
+        pause = min(2 * pause, TICK)
 
 
 def release(descriptor: int, *, unlock: bool = True) -> None:

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from tarshards.parallel.forks import PerProcess
-from tarshards.storage.locks import PAUSE
+from tarshards.storage.locks import PAUSE, pauses
 from tarshards.storage.remote import Remote
 from tarshards.storage.wire import Steps, pausing
 
@@ -75,14 +75,14 @@ class SharedBytes:
         While another process fetches it, the steps wait, and no thread: the few threads are needed to load what this
         process has fetched, for which the other process may wait.
         """
-        end = monotonic() + self._remote.timeout
+        end, rests = monotonic() + self._remote.timeout, pauses()
         while not self._found(number + 1) and monotonic() < end:
             if self._lock_row(number + 1):
                 if not self._found(number + 1):
                     return True
                 self._release(number + 1)
             else:
-                yield from pausing(PAUSE)
+                yield from pausing(next(rests))
         return False
 
     def leave(self, number: int) -> None:

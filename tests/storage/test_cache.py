@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import logging
+import multiprocessing
 import os
 import random
 import re
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,8 +31,9 @@ from soak import SOAK
 from tarshards.errors import OpenError
 from tarshards.storage import cache as module
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock, name_of, taken
+from tarshards.storage.locks import pauses
 from tarshards.storage.remote import LEAST_CACHE, Remote
-from tarshards.storage.wire import Steps, drop, pausing, start
+from tarshards.storage.wire import LOADERS, Steps, Task, drop, pausing, start
 
 HERE = Path(__file__).parent
 LENGTH = 1 << 18
@@ -557,7 +560,7 @@ import os, sys, time
 from cache_worker import data_of, make_block
 from tarshards.storage.cache import BlockCache
 from tarshards.storage.remote import Remote
-from tarshards.storage.wire import Steps, drop, pausing, start
+from tarshards.storage.wire import LOADERS, Steps, Task, drop, pausing, start
 cache = BlockCache.of(Remote(cache_dir=sys.argv[1], cache_bytes=1 << 24))
 
 def fetch():
@@ -597,40 +600,43 @@ def holder(tmp_path):
             pass
 
 
-def waits_for_a_lock(path: Path) -> bool:
-    """Whether a thread of this process has a file open, which another process has locked."""
-    links = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):
-            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return str(path) in links
+@pytest.fixture
+def waited(monkeypatch):
+    """The pauses of this process in which another one held the lock of a block."""
+    found: list[float] = []
+
+    def noted() -> Iterator[float]:
+        for pause in pauses():
+            yield pause
+            found.append(pause)
+
+    monkeypatch.setattr(module, "pauses", noted)
+    return found
 
 
 @pytest.mark.parametrize("way", ["plain", "fork"])
-def test_another_process_takes_over_from_one_that_is_killed(tmp_path, holder, fetches, way):
+def test_another_process_takes_over_from_one_that_is_killed(tmp_path, holder, fetches, waited, way):
     """Also if that has a child, which was forked while it held the lock."""
     process = holder(way)
     while process.stdout.readline() != b"fetching\n":
         pass
     cache = open_cache(tmp_path)
-    (part,) = (tmp_path / "parts").iterdir()
     with ThreadPoolExecutor(1) as executor:
         taking = executor.submit(fetches.take, cache, make_block(0))
-        wait_until(lambda: waits_for_a_lock(part))
+        wait_until(lambda: waited)
         process.kill()
         assert taking.result(60), "it was fetched here"
     assert not fetches.take(open_again(tmp_path), make_block(0))
     check_counts(tmp_path, LEAST_CACHE)
 
 
-def test_another_process_waits_for_the_one_that_fetches(tmp_path, holder):
+def test_another_process_waits_for_the_one_that_fetches(tmp_path, holder, waited):
     process = holder("plain")
     assert process.stdout.readline() == b"fetching\n"
     cache = open_cache(tmp_path)
-    (part,) = (tmp_path / "parts").iterdir()
     with ThreadPoolExecutor(1) as executor:
         taking = executor.submit(cache.take, make_block(0), never)
-        wait_until(lambda: waits_for_a_lock(part))
+        wait_until(lambda: waited)
         process.stdin.close()
         assert taking.result(60) == data_of(make_block(0))
     assert process.wait(60) == 0
@@ -713,6 +719,44 @@ def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
     assert not fetches.take(cache, make_block(2))
     open_again(tmp_path)
     check_counts(tmp_path, LEAST_CACHE)
+
+
+@pytest.mark.forks
+def test_processes_that_fetch_blocks_for_each_other_do_not_wait_for_each_other(tmp_path):
+    """Each needs what the other fetches, for more blocks than there are threads for the disk."""
+    count = 2 * LOADERS + 4
+    context = multiprocessing.get_context("fork")
+    results, half_begun = context.SimpleQueue(), context.Barrier(2)
+
+    def work(numbers: list[int]) -> None:
+        cache = BlockCache.of(Remote(cache_dir=tmp_path, cache_bytes=LEAST_CACHE, timeout=5))
+        fetched = []
+
+        def begin(number: int) -> Task[memoryview]:
+            block = make_block(number, 1000)
+
+            def fetch() -> Steps[bytes]:
+                fetched.append(number)
+                yield from pausing(0.5)
+                return data_of(block)
+
+            return start(cache.fill(block, fetch))
+
+        works = [begin(number) for number in numbers[: count // 2]]
+        while len(fetched) < count // 2:
+            time.sleep(0.01)
+        half_begun.wait()
+        works += [begin(number) for number in numbers[count // 2 :]]
+        are_right = [work.result() == data_of(make_block(number, 1000)) for number, work in zip(numbers, works)]
+        results.put((all(are_right), len(fetched)))
+
+    numbers = list(range(count))
+    workers = [context.Process(target=work, args=(order,)) for order in (numbers, numbers[::-1])]
+    for worker in workers:
+        worker.start()
+    assert [results.get() for _ in workers] == [(True, count // 2)] * 2
+    for worker in workers:
+        worker.join()
 
 
 def test_a_mapped_block(tmp_path, fetches):
