@@ -256,19 +256,19 @@ def _brief_size(size: int) -> str:
     return f"{number:.{int(number < 9.95 and unit != 'B')}f} {unit}"
 
 
-def narrowed(widths: dict[str, int], room: int) -> dict[str, int]:
-    """Return *widths* of columns, two spaces apart, that fit into *room*.
+def narrowed(widths: dict[str, int], width: int) -> dict[str, int]:
+    """Return *widths* of columns, two spaces apart, that fit into *width*.
 
     The widest fields are cut first; then the last ones are left out, and a column says how many. The first column, the
-    key, takes up to half of the room.
+    key, takes up to half of it.
 
     >>> narrowed({"__key__": 8, "cls": 3, "txt": 60}, 40), narrowed({"__key__": 8, "a": 60, "b": 60, "c": 60}, 28)
     ({'__key__': 8, 'cls': 3, 'txt': 25}, {'__key__': 8, 'a': 6, 'b': 6, '+1': 2})
     """
     key, *fields = widths
-    widths = {**widths, key: min(widths[key], room // 2)}
+    widths = {**widths, key: min(widths[key], width // 2)}
     left_out = 0
-    while fields and sum(widths.values()) + 2 * len(fields) + 4 * (left_out > 0) > room:
+    while fields and sum(widths.values()) + 2 * len(fields) + 4 * (left_out > 0) > width:
         widest = max(fields, key=widths.__getitem__)
         if widths[widest] > LEAST:
             widths[widest] -= 1
