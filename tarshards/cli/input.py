@@ -413,7 +413,7 @@ class Input:
             yield sample
 
     def written(self, samples: Iterable[Sample], *, phase: str, are_all: bool) -> Iterator[Sample]:
-        """Yield *samples*, the first of which comes when this input is read, with a bar for this *phase* of the tool.
+        """Yield *samples*, with a bar for this *phase* of the tool; the first one comes when this input has been read.
 
         *are_all* says that they are as many as were read.
         """
