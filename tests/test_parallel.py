@@ -495,6 +495,19 @@ class Last:
         raise SystemExit
 
 
+def test_threads_that_could_not_be_started_are_started_later(monkeypatch):
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = DaemonThreads(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", refuse)
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                threads.submit(abs, -1)
+    assert threads.submit(abs, -1).result(30) == 1
+
+
 class EndingThreads(DaemonThreads):
     """Those of the package wait for calls until the process ends: thousands of pools would have too many."""
 

@@ -291,8 +291,8 @@ class DaemonThreads(Executor):
             if self._idle:
                 self._idle -= 1
             elif self._started < self._workers:
+                Thread(target=self._serve, name=self._name, daemon=True).start()  # may raise RuntimeError
                 self._started += 1
-                Thread(target=self._serve, name=self._name, daemon=True).start()
             self._calls.put((future, function, args, options))
         return future
 
