@@ -109,6 +109,17 @@ console.log(JSON.stringify(preview({{ name: "{name}", size: {len(data)} }}, new 
     assert found == seen
 
 
+def test_a_text_that_is_too_large_is_not_copied_as_another(tmp_path):
+    """The word null was."""
+    found = run(tmp_path, """
+import { textOf } from "./fields.js";
+const source = { bytes: async () => new TextEncoder().encode("abc") };
+const told = (size) => textOf({}, { name: "txt", size }, source).catch((error) => `error: ${error.message}`);
+console.log(JSON.stringify([await told(3), await told(2 ** 24 + 1)]));
+""")  # fmt: skip
+    assert found == ["abc", "error: more than 16.8 MB"]
+
+
 def run(folder, program):
     """Return what a program prints as JSON; it may import the modules of the page."""
     need("node")

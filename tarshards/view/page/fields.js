@@ -31,9 +31,9 @@ export async function showField(sample, field, source, clock) {
   }
 }
 
-/** Return the text of a field, to be copied; null for a field that is none. */
+/** Return the text of a field, to be copied. */
 export async function textOf(sample, field, source) {
-  if (!["text", "json"].includes(kindOf(field.name)) || field.size > WHOLE) return null;
+  if (field.size > WHOLE) throw new Error(`more than ${inBytes(WHOLE)}`);
   return decodeText(await decompressed(field, await source.bytes(sample, field, 0, WHOLE), WHOLE));
 }
 
