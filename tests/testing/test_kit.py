@@ -269,7 +269,7 @@ def test_the_command():
         (["resume", "toy_loaders"], "toy_loaders: .*name a function as module:function"),
         (["resume", "toy_loaders:Planned", "--changes", "rank"], "rank is none of ranks, workers, batch_size"),
         (["resume", "toy_loaders:Planned", "--chain", "x"], "--chain: 'x' is not a chain"),
-        (["no-such-check"], "the first word is chaos"),
+        (["no-such-check"], "there is no command 'no-such-check'"),
     ],
 )
 def test_wrong_command_lines(words, told):
