@@ -36,7 +36,7 @@ WAYS = {
     ],
     "integer": [("cls", "integer()")],
     "json": [("json", "json()")],
-    "mask": [("png", "mask(image(8, crop='random_resized'))"), ("png", "mask(image(8), dtype='int64')")],
+    "mask": [("seg.png", "mask(image(8, crop='random_resized'))"), ("seg.png", "mask(image(8), dtype='int64')")],
     "affine": [("jpg", "affine(image(8, crop='random_resized'))"), ("pixels.npy", "affine(image(8))")],
     "ragged": [("text.txt", "ragged()"), ("raw", "ragged('<u2')"), ("x.npy", "ragged()")],
     "text": [("text.txt", "text()")],
@@ -124,6 +124,9 @@ def folder(tmp_path_factory):
                 stream = io.BytesIO()
                 Image.fromarray(pixels).resize((60, 50)).save(stream, name)
                 images[kind] = stream.getvalue()
+            stream = io.BytesIO()
+            Image.fromarray(pixels[:, :, 0]).save(stream, "PNG")
+            images["seg.png"] = stream.getvalue()
             fields = {"x.npy": rng.normal(size=(3, 4)), "pixels.npy": pixels, "raw": rng.bytes(1200), "cls": number}
             fields |= {"json": {"boxes": [number]}, "msg": [number], "loss": b"0.25", "text.txt": "t" * 500, **images}
             fields["mp4"] = mp4
