@@ -1,4 +1,4 @@
-"""Documents, packed into rows; a killed run resumes: examples/language.py 'tokens-{00..99}.tar' state.pt."""
+"""Documents in packed rows; the data resumes, not the model: examples/language.py 'tokens-{00..99}.tar' state.pt."""
 
 import sys
 from pathlib import Path

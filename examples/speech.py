@@ -1,4 +1,4 @@
-"""Speech in batches of at most a minute; a killed run resumes: examples/speech.py SHARDS STATE [SHARDS OF AUDIO]."""
+"""Speech in batches of a minute; the data resumes, not the model: examples/speech.py SHARDS STATE [SHARDS OF AUDIO]."""
 
 import sys
 from pathlib import Path
