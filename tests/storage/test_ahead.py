@@ -6,6 +6,7 @@ import random
 from concurrent.futures import CancelledError
 from pathlib import Path
 from threading import Event
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,6 +39,13 @@ def site(tmp_path):
         yield site
 
 
+@pytest.fixture(autouse=True)
+def no_fetch_is_left():
+    yield
+    while Numbers.made:
+        Numbers.made.pop().allowed.set()
+
+
 class Number(Fetch):
     def __init__(self, number: int, size: int = 10):
         self.number, self.size = number, size
@@ -46,11 +54,14 @@ class Number(Fetch):
 class Numbers:
     """A queue of fetches; each brings its number when it is *allowed* to."""
 
+    made: ClassVar[list[Numbers]] = []
+
     def __init__(self, sizes: list[int], budget: int, connections: int = 4):
         self.fetches = [Number(number, size) for number, size in enumerate(sizes)]
         self._waiting, self.allowed = list(self.fetches), Event()
         self.began: list[int] = []
         self.queue = FetchQueue(connections, budget, upcoming=self._upcoming, run=self._run)
+        self.made.append(self)
 
     def _upcoming(self) -> Number | None:
         return self._waiting.pop(0) if self._waiting else None

@@ -167,10 +167,20 @@ def test_results_come_in_order_and_few_are_under_way():
 
 
 def test_results_that_are_left_end_what_is_under_way():
-    found = results((doubled(number, 0.001 if number == 0 else 3600) for number in range(9)), 3)
+    begun, ended = [], []
+
+    def doubled_at_last(number: int) -> Steps[int]:
+        begun.append(number)
+        try:
+            return (yield from doubled(number, 0.001 if number == 0 else 3600))
+        finally:
+            ended.append(number)
+
+    found = results(map(doubled_at_last, range(9)), 3)
     assert next(found) == 0
     found.close()
-    wait_until(lambda: not wire._wire()._waits)
+    wait_until(lambda: sorted(ended) == sorted(begun))
+    assert len(begun) <= 3
 
 
 def test_an_interrupt_ends_the_steps_that_this_thread_makes():
