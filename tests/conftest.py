@@ -25,7 +25,8 @@ from typing import Any
 import fork_server
 import pytest
 from hypothesis import HealthCheck, settings
-from programs import COMPILER, PACKAGES, TUN, is_installed
+from programs import COMPILER, PACKAGES, TUN, is_installed, need
+from rigs import browser
 from soak import SOAK
 
 from tarshards import ShardWriter, TarWriter
@@ -334,6 +335,15 @@ def path_with_started_tools(tmp_path_factory) -> str:
         (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
         (folder / name).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The one browser of a process: Playwright can be started once in it."""
+    need("chromium")
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with browser.chromium() as each:
+        yield each
 
 
 @pytest.fixture(scope="session")

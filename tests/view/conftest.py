@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import need
 from rigs import browser
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    need("chromium")
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with browser.chromium() as each:
-        yield each
 
 
 @pytest.fixture
