@@ -26,7 +26,6 @@ import fork_server
 import pytest
 from hypothesis import HealthCheck, settings
 from programs import COMPILER, PACKAGES, TUN, is_installed, need
-from rigs import browser
 from soak import SOAK
 
 from tarshards import ShardWriter, TarWriter
@@ -342,6 +341,8 @@ def chromium():
     """The one browser of a process: Playwright can be started once in it."""
     need("chromium")
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    from rigs import browser
+
     with browser.chromium() as each:
         yield each
 
