@@ -396,7 +396,7 @@ def _retry_after(error: BaseException) -> float:
 
 def ask_for(address: Address, begin: int, end: int) -> Steps[Response]:
     """Request the bytes from *begin* to *end*, and return the response."""
-    return address.ask({"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"})
+    return address.ask({"Range": f"bytes={begin}-{end - 1}"})
 
 
 def range_of(response: Response, begin: int) -> Version | None:

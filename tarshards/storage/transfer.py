@@ -125,7 +125,7 @@ class WholeTransfer(Transfer):
         super().__init__(address, 0, None)
 
     def _connect(self) -> Steps[Response]:
-        headers = {"Accept-Encoding": "identity"}
+        headers: dict[str, str] = {}
         if self.position:
             validator = self.version and self.version.validator
             if validator is None:
@@ -381,7 +381,7 @@ def begin_transfer(address: Address, size: int) -> Steps[WholeTransfer | RangeTr
         except StatusError as error:
             if error.code not in (400, 416, 501):  # an empty file has no ranges
                 raise
-            response = yield from address.ask({"Accept-Encoding": "identity"})
+            response = yield from address.ask({})
         if response.status == 206:
             version = range_of(response, 0)
             if version is not None and version.validator is not None:
@@ -392,7 +392,7 @@ def begin_transfer(address: Address, size: int) -> Steps[WholeTransfer | RangeTr
                     raise
                 return RangeTransfer(address, 0, min(size, version.size), version, response)
             response.close()
-            response = yield from address.ask({"Accept-Encoding": "identity"})
+            response = yield from address.ask({})
         whole = WholeTransfer(address)
         yield from whole.take(response)
         return whole

@@ -21,7 +21,6 @@ from tarshards.storage.wire import run
 
 QUESTION = b'<?xml version="1.0"?><propfind xmlns="DAV:"><prop><resourcetype/></prop></propfind>'
 HEADERS = {"Depth": "1", "Content-Type": "application/xml", "Content-Length": str(len(QUESTION))}
-HEADERS |= {"Accept-Encoding": "identity"}
 
 MOST_NAMED = 1 << 20  # bytes of one name or tag, which the parser reads again from its beginning
 

@@ -1,4 +1,4 @@
-"""S3 as companies log in to it: each way by which boto finds credentials, of which some expire while shards are read.
+"""S3 as companies log in to it: each way by which boto finds credentials; some expire while shards are read.
 
 Roles are those of moto's STS and of its metadata of an instance; what moto lacks, the server below answers.
 """
