@@ -217,14 +217,15 @@ def _find_head_ahead(location: Location) -> Steps[tuple[int, int, int]]:
 
 def _fetch_beginning(sidecar: Location) -> Steps[bytes]:
     from tarshards.storage.requests import NO_RANGES
-    from tarshards.storage.transfer import HEAD, find_address, read_range, refuse_encoded
+    from tarshards.storage.transfer import HEAD, RemoteFile, find_address
     from tarshards.storage.wire import loading
 
     address = yield from find_address(sidecar)
     if address is not None:
         try:
-            data, version = yield from read_range(address, 0, HEAD)
-            refuse_encoded(version, address.name)
+            file = RemoteFile(address)
+            data = yield from file.fetch(0, HEAD)
+            file.refuse_encoded()
             return bytes(data[:BEGINNING])
         except OpenError as error:
             if error.reason != NO_RANGES:

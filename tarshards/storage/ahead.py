@@ -8,29 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
-from tarshards.errors import TarshardsError
+from tarshards.errors import OpenError, TarshardsError
 from tarshards.parallel.calls import settled
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
 from tarshards.storage.connections import soonest
 from tarshards.storage.location import Location
-from tarshards.storage.requests import Address, Version
 from tarshards.storage.streams import InputStream
-from tarshards.storage.transfer import (
-    RangeTransfer,
-    WholeTransfer,
-    admit,
-    begin_transfer,
-    memory,
-    read_range,
-    through_cache,
-)
+from tarshards.storage.transfer import RemoteFile, Transfer, memory
 from tarshards.storage.wire import Steps, Task, drop, run, soon, start
 
 
@@ -145,26 +136,51 @@ class _NoRangesError(Exception):
     """The server sends the file only as a whole."""
 
 
+class _RangeFetch(Fetch):
+    """The bytes of *file* from *begin* to *end*, or to the end of the file."""
+
+    def __init__(self, file: RemoteFile, begin: int, end: int):
+        self.file, self.begin, self.end, self.size = file, begin, end, end - begin
+
+    def fetch(self) -> Steps[Any]:
+        """Return its bytes; raise _NoRangesError if the server sends whole files only."""
+        file = self.file
+        if file.version is None:
+            with closing(Transfer(file)) as beginning:
+                yield from beginning.admit(self.size)
+                yield from beginning.begin(1 if file.is_cached else self.end)
+                if beginning.is_whole:
+                    raise _NoRangesError
+                if not file.is_cached:
+                    buffer = memory(beginning.end or 0)
+                    yield from beginning.fill(buffer)
+                    return buffer
+        self.end = min(self.end, file.size)
+        return (yield from file.find(self.begin, self.end))
+
+
 class _File:
     """A file and its *fetches* that were not read yet; *requested* is the offset at which the last one ends."""
 
     def __init__(self, location: Location):
         self.location = location
-        self.version: Version | None = None  # known when the first bytes arrive
         self.requested = 0
         self.fetches: deque[_RangeFetch] = deque()
         self.has_ranges = True  # whether ranges of it may be requested
-        self.is_cached = location.remote.cache_dir is not None  # then all its ranges have the same size
 
     @cached_property
-    def address(self) -> Address | None:
-        return self.location.address()
+    def remote(self) -> RemoteFile:
+        """The file itself; raises TarshardsError if it cannot be read over HTTP."""
+        address = self.location.address()
+        if address is None:
+            raise OpenError("not read over HTTP", url=self.location.name)
+        return RemoteFile(address)
 
     @property
-    def has_address(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether it can be read over HTTP, according to its location."""
         try:
-            return self.address is not None
+            return bool(self.remote)
         except TarshardsError:  # raised again when it is opened
             return False
 
@@ -173,58 +189,7 @@ class _File:
         """Whether no further range can be requested now; after the first, this requires the version of the file."""
         if not self.has_ranges:
             return True
-        return bool(self.fetches) if self.version is None else self.requested >= self.version.size
-
-    def add_fetch(self, size: int) -> _RangeFetch:
-        """Add the fetch of the next range, of at most *size* bytes."""
-        end = self.requested + size
-        fetch = _RangeFetch(self, self.requested, end if self.version is None else min(end, self.version.size))
-        self.requested = fetch.end
-        self.fetches.append(fetch)
-        return fetch
-
-
-class _RangeFetch(Fetch):
-    """The bytes of *file* from *begin* to *end*, or to the end of the file."""
-
-    def __init__(self, file: _File, begin: int, end: int):
-        self.file, self.begin, self.end, self.size = file, begin, end, end - begin
-
-    def fetch(self) -> Steps[Any]:
-        """Return its bytes; raise _NoRangesError if the server sends whole files only."""
-        file, address = self.file, self.file.address
-        assert address is not None
-        if not file.is_cached:
-            return (yield from self._download(address))
-        if file.version is None:
-            found = yield from begin_transfer(address, 1)
-            found.close()
-            if isinstance(found, WholeTransfer):
-                raise _NoRangesError
-            file.version = found.version
-        version = file.version
-        assert version is not None
-        self.end = min(self.end, version.size)
-        return (yield from through_cache(address, self.begin, self.end, version, lambda: self._download(address)))
-
-    def _download(self, address: Address) -> Steps[memoryview]:
-        version = self.file.version
-        if version is not None:
-            return (yield from read_range(address, self.begin, self.end, version))[0]
-        slot = yield from admit(address, self.size)
-        try:
-            begun = yield from begin_transfer(address, self.end)
-            try:
-                if isinstance(begun, WholeTransfer):
-                    raise _NoRangesError
-                begun.slot, self.file.version = slot, begun.version
-                buffer = memory(begun.end - self.begin)
-                yield from begun.fill(buffer)
-            finally:
-                begun.close()
-        finally:
-            slot.leave()
-        return buffer
+        return bool(self.fetches) if self.remote.version is None else self.requested >= self.remote.size
 
 
 class ForwardReader:
@@ -245,7 +210,7 @@ class ForwardReader:
 
     def opens(self, number: int) -> bool:
         """Return whether ``open`` can open the file of this *number*."""
-        return self._files[number].has_address
+        return self._files[number].is_remote
 
     def open(self, number: int) -> InputStream:
         """Return the stream of the file of this *number*; the files before it can no longer be read."""
@@ -254,24 +219,24 @@ class ForwardReader:
         file = self._files[number]
         with self._queue.lock:
             self._current = max(self._current, number)
-            if file.is_cached and not file.is_requested:
+            if file.remote.is_cached and not file.is_requested:
                 self._add_fetch(file)
             first = file.fetches[0] if file.fetches else None
             file.has_ranges = first is not None  # until ``_begin`` has found its version
         transfer = self._begin(file) if first is None else self._find_ranges(file, first)
-        self._is_paused = isinstance(transfer, WholeTransfer)
+        self._is_paused = transfer is not None and transfer.is_whole
         self._queue.extend()
         return _AheadInput(self, file, transfer)
 
-    def _begin(self, file: _File) -> WholeTransfer | RangeTransfer:
+    def _begin(self, file: _File) -> Transfer:
         """Request the first bytes of a file, which can be read as they arrive."""
-        assert file.address is not None
-        found = run(begin_transfer(file.address, min(tuning.FIRST_BYTES, self._most)))
-        if isinstance(found, RangeTransfer):
-            file.version, file.requested, file.has_ranges = found.version, found.end, True
-        return found
+        transfer = Transfer(file.remote)
+        run(transfer.begin(min(tuning.FIRST_BYTES, self._most)))
+        if not transfer.is_whole:
+            file.requested, file.has_ranges = transfer.end or 0, True
+        return transfer
 
-    def _find_ranges(self, file: _File, first: _RangeFetch) -> WholeTransfer | None:
+    def _find_ranges(self, file: _File, first: _RangeFetch) -> Transfer | None:
         """Wait for the first range of a file; return the whole file if its server supports no ranges."""
         try:
             self._queue.take(first)
@@ -281,8 +246,7 @@ class ForwardReader:
         except BaseException:
             self.drop(file)
             raise
-        assert file.address is not None
-        transfer = WholeTransfer(file.address)
+        transfer = Transfer(RemoteFile(file.remote.address))
         run(transfer.open())
         return transfer
 
@@ -317,20 +281,25 @@ class ForwardReader:
             return None
         for number in range(self._current, len(self._files)):
             file = self._files[number]
-            if not file.is_requested:
-                if file.has_address:
-                    return self._add_fetch(file)
+            if file.has_ranges and not file.is_remote:
                 file.has_ranges = False
+            if not file.is_requested:
+                return self._add_fetch(file)
         return None
 
     def _add_fetch(self, file: _File) -> _RangeFetch:
-        assert file.address is not None
-        if file.is_cached:
-            return file.add_fetch(tuning.REQUEST_BYTES)
-        is_far = soonest(file.address.read_url) > tuning.FAR_SECONDS
-        count = max(1, file.location.remote.connections // (8 if is_far else 2))
-        budget = max(4 * tuning.FIRST_BYTES, self._queue.budget)  # a small ahead= does not make requests smaller
-        return file.add_fetch(min(tuning.REQUEST_BYTES, budget // count))
+        """Add the fetch of the next range; of a file that may be in a cache, all have the same size."""
+        remote, size = file.remote, tuning.REQUEST_BYTES
+        if not remote.is_cached:
+            is_far = soonest(remote.address.read_url) > tuning.FAR_SECONDS
+            count = max(1, file.location.remote.connections // (8 if is_far else 2))
+            budget = max(4 * tuning.FIRST_BYTES, self._queue.budget)  # a small ahead= does not make requests smaller
+            size = min(size, budget // count)
+        end = file.requested + size
+        fetch = _RangeFetch(remote, file.requested, end if remote.version is None else min(end, remote.size))
+        file.requested = fetch.end
+        file.fetches.append(fetch)
+        return fetch
 
     def close(self) -> None:
         """Fetch no more."""
@@ -340,9 +309,9 @@ class ForwardReader:
 class _AheadInput(InputStream):
     """A file that is read through *reader*; its first bytes, or all, come from *transfer* as they arrive."""
 
-    def __init__(self, reader: ForwardReader, file: _File, transfer: WholeTransfer | RangeTransfer | None):
+    def __init__(self, reader: ForwardReader, file: _File, transfer: Transfer | None):
         self.name = file.location.name
-        version = file.version if transfer is None else transfer.version
+        version = (file.remote if transfer is None else transfer.file).version
         self.encoding = "" if version is None else version.encoding
         self._reader, self._file, self._transfer = reader, file, transfer
         self._fetch: _RangeFetch | None = None
@@ -365,7 +334,7 @@ class _AheadInput(InputStream):
     def _next(self, size: int) -> bytes | memoryview:
         if self._transfer is not None:
             data = self._transfer.read(size)
-            if data or isinstance(self._transfer, WholeTransfer):
+            if data or self._transfer.is_whole:
                 return data
             self._transfer.close()
             self._transfer = None

@@ -42,7 +42,7 @@ from tarshards.storage.ranges import Ranges
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import CHANGED, PASSING, Address, Patience, StatusError
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
-from tarshards.storage.transfer import RemoteRanges, hold_whole, read_whole
+from tarshards.storage.transfer import RemoteFile, hold_whole, read_whole
 from tarshards.storage.wire import run
 
 #: The extra of tarshards that installs the package of a scheme.
@@ -750,7 +750,7 @@ class Store(Transport):
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         address = self.address(location)
-        return StoreRanges(location) if address is None else RemoteRanges(address, size)
+        return StoreRanges(location) if address is None else RemoteFile.opened(address, size)
 
     def glob(self, location: Location) -> list[str]:
         store, path = find_store(location)

@@ -12,7 +12,7 @@ from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.requests import Address, Patience, Version
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
-from tarshards.storage.transfer import HEAD, RemoteRanges, begin_transfer, hold_whole, read_whole
+from tarshards.storage.transfer import RemoteFile, Transfer, hold_whole, read_whole
 from tarshards.storage.wire import run
 
 
@@ -33,10 +33,10 @@ class Http(Transport):
         return run(hold_whole(Address(location), most, allocate))
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
-        return RemoteRanges(Address(location), size)
+        return RemoteFile.opened(Address(location), size)
 
     def probe(self, location: Location) -> None:
-        run(begin_transfer(Address(location), HEAD)).close()
+        _version(location)
 
     def size(self, location: Location) -> int | None:
         version = _version(location)
@@ -64,8 +64,9 @@ TRANSPORT = Http()
 
 
 def _version(location: Location) -> Version | None:
-    with closing(run(begin_transfer(Address(location), 1))) as transfer:
-        return transfer.version
+    with closing(Transfer(RemoteFile(Address(location)))) as transfer:
+        run(transfer.begin(1))
+        return transfer.file.version
 
 
 def put(address: Address, file: Any) -> None:

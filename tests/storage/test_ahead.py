@@ -20,6 +20,7 @@ from tarshards.storage.ahead import Fetch, FetchQueue, ForwardReader, opened_ahe
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.storage.remote import Remote
+from tarshards.storage.transfer import Transfer
 from tarshards.storage.wire import Steps, pausing
 from tarshards.testing.faulty_server import Answer
 from tarshards.testing.faulty_server import serving as misbehaving
@@ -275,14 +276,14 @@ def test_a_reader_that_is_left_leaves_no_thread_at_work(site, tmp_path):
 
 
 def test_a_file_is_whole_though_others_come_while_it_is_opened(site, tmp_path, monkeypatch):
-    (data,), begin = write(tmp_path, [20_000]), ahead.begin_transfer
+    (data,), begin = write(tmp_path, [20_000]), Transfer.begin
     reader = ForwardReader(locations(site, 1))
 
     def begun_late(*arguments):
         reader._queue.extend()  # as a thread does when a request has ended
         return (yield from begin(*arguments))
 
-    monkeypatch.setattr(ahead, "begin_transfer", begun_late)
+    monkeypatch.setattr(Transfer, "begin", begun_late)
     with reader.open(0) as stream:
         assert stream.read() == data
 

@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,10 +25,11 @@ from programs import need
 
 from tarshards.errors import OpenError
 from tarshards.storage import connections, traffic, transfer, tuning
+from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import Address, Version
-from tarshards.storage.transfer import read_range
+from tarshards.storage.transfer import RemoteFile
 from tarshards.storage.wire import Steps, run, start
 from tarshards.testing.faulty_server import Answer, Server
 from tarshards.testing.faulty_server import serving as misbehaving
@@ -237,6 +239,13 @@ def stalling(certificate, monkeypatch):
         yield server
 
 
+def known(address: Address) -> RemoteFile:
+    """Return a file whose version is known already."""
+    file = RemoteFile(address)
+    file.keep(Version(4 * SIZE, '"v1"', ""))
+    return file
+
+
 def read_beginning(server: Server, *, beside: bool, timeout: float) -> bytes:
     """Read the first bytes with no retry, while others are read *beside*."""
     address = Address(Location(f"{server.url}/shard.tar", Remote(retries=0, timeout=timeout)))
@@ -244,13 +253,13 @@ def read_beginning(server: Server, *, beside: bool, timeout: float) -> bytes:
 
     def read_others() -> None:
         while not ended.wait(0.01):
-            run(read_range(address, SIZE, 4 * SIZE))
+            run(RemoteFile(address).fetch(SIZE, 4 * SIZE))
 
     thread = threading.Thread(target=read_others)
     if beside:
         thread.start()
     try:
-        return bytes(run(read_range(address, 0, SIZE, Version(4 * SIZE, '"v1"', "")))[0])
+        return bytes(run(known(address).fetch(0, SIZE)))
     finally:
         ended.set()
         if beside:
@@ -288,9 +297,9 @@ def slow():
 def read_after_others(server: Server, connections: int, *answers: Answer) -> bytes:
     """Read the whole file, as *answers* bring it, after it was read before."""
     address = Address(Location(f"{server.url}/shard.tar", Remote(retries=0, connections=connections)))
-    run(read_range(address, 0, 4 * SIZE))
+    run(RemoteFile(address).fetch(0, 4 * SIZE))
     server.play(*answers, body=server.body, default=server.default)
-    return bytes(run(read_range(address, 0, 4 * SIZE, Version(4 * SIZE, '"v1"', "")))[0])
+    return bytes(run(known(address).fetch(0, 4 * SIZE)))
 
 
 SLOW = Answer(end="keep", pace=SIZE // 16, pause=0.02)
@@ -605,3 +614,40 @@ def test_a_slow_body_in_chunks_has_all_the_time_it_needs():
     served = answering(b"", *chunks, pause=0.1, framing="Transfer-Encoding: chunked")
     with served as url, run(connections.request("GET", url, {}, timeout=0.5)) as response:
         assert b"".join(iter(lambda: response.read(100), b"")) == b"body" * 5
+
+
+DEFERRING = ("enter", "leave", "_admit", "close", "_end_response")  # signals, or ending something
+
+
+def interrupted(steps: Steps[Any], line: int) -> bool:
+    """Make steps, with a KeyboardInterrupt before so many lines of transfer.py; return whether there was one."""
+    left = line
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename != transfer.__file__ or frame.f_code.co_name in DEFERRING:
+            return None
+        left -= event == "line"
+        if event == "line" and left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        run(steps)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # a response that was not stored yet
+@pytest.mark.parametrize("connections", [1, 32])
+def test_a_request_that_is_interrupted_anywhere_takes_no_connection_from_others(slow, connections):
+    address = Address(Location(f"{slow.url}/shard.tar", Remote(retries=0, connections=connections)))
+    gate = transfer._gates()[Origin.of(slow.url)]
+    lines = next(line for line in range(1, 1000) if not interrupted(RemoteFile(address).fetch(0, 100), line))
+    assert lines > 30
+    assert not gate._under_way
+    assert not any(gate._waiting)
