@@ -20,7 +20,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from range_server import Site, serving
 
 from tarshards import Remote, ShardWriter, Stream
-from tarshards.storage import connections, tuning
+from tarshards.storage import tuning
+from tarshards.storage.servers import close_connections
 
 SHARDS, SAMPLES, SIZE = 4, 150, 110 * 1024
 ROUNDS = 3
@@ -49,7 +50,7 @@ def measured(site: Site, read: Read, constants: dict[str, float]) -> tuple[int, 
         site.rounds, cpu = 0, time.process_time()
         for _ in read(site.url):
             pass
-        connections._pool().close()
+        close_connections()
         return site.rounds, len(site.requests), site.bytes, time.process_time() - cpu
     finally:
         for name, value in before.items():

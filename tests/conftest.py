@@ -151,8 +151,8 @@ def fail_skipped(report: Any, item: pytest.Item | pytest.Collector) -> None:
 def _no_idle_connections():
     """Close connections kept alive to a test's servers, whose threads would wait for them."""
     yield
-    if connections := sys.modules.get("tarshards.storage.connections"):
-        connections._pool().close()
+    if servers := sys.modules.get("tarshards.storage.servers"):
+        servers.close_connections()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,7 +18,6 @@ from tarshards.parallel.calls import settled
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
-from tarshards.storage.connections import soonest
 from tarshards.storage.location import Location
 from tarshards.storage.streams import InputStream
 from tarshards.storage.transfer import RemoteFile, Transfer, memory
@@ -291,8 +290,7 @@ class ForwardReader:
         """Add the fetch of the next range; of a file that may be in a cache, all have the same size."""
         remote, size = file.remote, tuning.REQUEST_BYTES
         if not remote.is_cached:
-            is_far = soonest(remote.address.read_url) > tuning.FAR_SECONDS
-            count = max(1, file.location.remote.connections // (8 if is_far else 2))
+            count = max(1, file.location.remote.connections // (8 if remote.address.is_far else 2))
             budget = max(4 * tuning.FIRST_BYTES, self._queue.budget)  # a small ahead= does not make requests smaller
             size = min(size, budget // count)
         end = file.requested + size

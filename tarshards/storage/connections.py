@@ -1,72 +1,36 @@
-"""Connections to web servers, kept alive between requests in one pool for each process, and responses over them."""
+"""Connections to web servers, and requests and responses over them."""
 
 from __future__ import annotations
 
-import atexit
 import errno
 import http.client
 import os
 import re
 import socket
 import ssl
-import threading
-from base64 import b64encode
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from select import POLLIN, POLLOUT
 from time import monotonic
-from typing import Any, NamedTuple, Self, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from tarshards import kernels
 from tarshards.parallel.calls import DaemonThreads
 from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
+from tarshards.storage.servers import Origin, Proxy, WebServer
 from tarshards.storage.streams import BUFFER, PIECE
 from tarshards.storage.wire import STREAM, Steps, Task, Wait, calling, run, start
 
 T = TypeVar("T")
 
-#: Environment variables that name proxies.
-PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
-PROXIES += ["REQUEST_METHOD"]  # set in a CGI program, where HTTP_PROXY may come from a client
 HEAD_BYTES = 1 << 14  # bytes that are received together with headers: of a record of TLS
 MOST_LINE, MOST_HEADERS = 1 << 16, 100
 STATUS = re.compile(rb"HTTP/1\.(\d) +(\d{3})(.*)")
 BROKEN = re.compile(r"[\0-\x1f\x7f]")  # no part of a header, and would end it
-DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-class Origin(NamedTuple):
-    """A scheme, host and port, to which connections and credentials belong."""
-
-    scheme: str
-    host: str
-    port: int
-
-    @classmethod
-    def of(cls, url: str) -> Origin:
-        """Return the origin of *url*; raise ValueError if it is malformed, or neither http nor https."""
-        parts = urlsplit(url)
-        if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
-            raise ValueError("neither an http nor an https URL with a host")
-        return cls(parts.scheme, parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
-
-    @property
-    def named(self) -> str:
-        """Its name in a header."""
-        return self.at(None if self.port == DEFAULT_PORTS[self.scheme] else self.port)
-
-    def at(self, port: int | None) -> str:
-        host = (
-            f"[{self.host}]"
-            if ":" in self.host
-            else self.host.encode("idna" if not self.host.isascii() else "ascii").decode()
-        )
-        return host if port is None else f"{host}:{port}"
 
 
 class StalledError(ConnectionError):
@@ -114,6 +78,12 @@ class Connection:
 
     def close(self) -> None:
         self.sock.close()
+
+    def is_reusable(self) -> bool:
+        """Return whether an idle connection is open, and brought nothing but what TLS itself sends."""
+        if not self.is_open or self.has_rest:
+            return False
+        return not _is_readable(self.sock) or _has_no_data(self.sock)
 
     def wait(self, events: int, until: float) -> Steps[None]:
         if (yield Wait(self.sock.fileno(), events, None, until)) is None:
@@ -217,9 +187,11 @@ class Response:
 
     leaves_stalled = False
 
-    def __init__(self, key: Any, connection: Connection, head: tuple[int, str, ResponseHeaders, bool], method: str):
+    def __init__(
+        self, server: WebServer, connection: Connection, head: tuple[int, str, ResponseHeaders, bool], method: str
+    ):
         self.status, self.reason, self.headers, is_newer = head
-        self._key, self._connection = key, connection
+        self._server, self._connection = server, connection
         tokens = self.headers.get("Connection").lower()
         self._will_close = "close" in tokens or not (is_newer or "keep-alive" in tokens)
         self._is_chunked = self.headers.get("Transfer-Encoding").lower() == "chunked"
@@ -292,7 +264,7 @@ class Response:
         """Receive at least one byte, or the end; raise TimeoutError or StalledError if nothing comes."""
         timeout = pause = self._connection.timeout
         if self.leaves_stalled:
-            pause = max(2 * tuning.LATE_SECONDS, 5 * _pool().soonest.get(self._key, 0.0))
+            pause = max(2 * tuning.LATE_SECONDS, 5 * self._server.soonest)
         waited, before = 0.0, traffic.received()
         ends_body = self.length is None and not self._is_chunked
         while True:
@@ -331,7 +303,7 @@ class Response:
 
     def close(self) -> None:
         if self._is_read and not self._will_close and self._connection.is_open:
-            _pool().put(self._key, self._connection)
+            self._server.put(self._connection)
         else:
             self._connection.close()
 
@@ -353,18 +325,17 @@ def request(
     included), and that of the lines between two chunks. An idle connection that turns out to be closed is replaced by a
     new one. Raises OSError, HTTPException, or ValueError for a malformed URL.
     """
-    origin, proxy = key = _key_of(url)
+    server = WebServer.of(url)
     parts = urlsplit(url)
     target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
     if not target.startswith("/"):
         target = f"/{target}"
-    if proxy is not None and origin.scheme == "http":
-        target, headers = parts._replace(fragment="").geturl(), headers | proxy.headers
-    head = _head_of(method, target, {"Host": origin.named, "Accept-Encoding": "identity", **headers})
-    pool = _pool()
+    if server.proxy is not None and server.origin.scheme == "http":
+        target, headers = parts._replace(fragment="").geturl(), headers | server.proxy.headers
+    head = _head_of(method, target, {"Host": server.origin.named, "Accept-Encoding": "identity", **headers})
     while True:
-        kept = pool.take(key)
-        connection = kept or (yield from _connect(origin, proxy, timeout))
+        kept = server.take()
+        connection = kept or (yield from _connect(server, timeout))
         connection.timeout = timeout
         is_whole = True
         try:
@@ -378,8 +349,8 @@ def request(
                 is_whole = False  # the response may explain why
             sent = monotonic()
             traffic.count("requests")
-            response = Response(key, connection, (yield from connection.head(sent + timeout)), method)
-            pool.answered(key, monotonic() - sent)
+            response = Response(server, connection, (yield from connection.head(sent + timeout)), method)
+            server.answered(monotonic() - sent)
             if not is_whole:
                 response._will_close = True
                 if response.status < 300:
@@ -417,42 +388,14 @@ def connect_ahead(url: str, count: int, *, files: int = 0, timeout: float) -> No
     connections raise them again.
     """
     with suppress(ValueError):
-        origin, proxy = key = _key_of(url)
-        pool = _pool()
-        pool.divide(key, count, files)
-        missing = max(0, count - pool.spare(key))
-        pool.open_soon(key, missing)
-        for _ in range(missing):
-            start(_open_one(pool, key, origin, proxy, timeout), lambda _: pool.open_soon(key, -1))
+        server = WebServer.of(url)
+        for _ in range(server.prepare(count, files)):
+            start(_open_one(server, timeout), lambda _: server.opened())
 
 
-def _open_one(pool: _Pool, key: Any, origin: Origin, proxy: Proxy | None, timeout: float) -> Steps[None]:
+def _open_one(server: WebServer, timeout: float) -> Steps[None]:
     with suppress(OSError, ValueError, http.client.HTTPException):
-        pool.put(key, (yield from _connect(origin, proxy, timeout)))
-
-
-def spare(url: str) -> int:
-    """Return the number of connections to the server of *url* that are idle, or being opened."""
-    try:
-        return _pool().spare(_key_of(url))
-    except ValueError:  # raised again by a request
-        return 0
-
-
-def take_share(url: str) -> int:
-    """Return the number of connections that one more whole file from the server of *url* may use at once, 1 or more."""
-    try:
-        return _pool().take_share(_key_of(url))
-    except ValueError:  # raised again by a request
-        return 1
-
-
-def soonest(url: str) -> float:
-    """Return the seconds until the fastest response of the server of *url* began; 0.0 before the first response."""
-    try:
-        return _pool().soonest.get(_key_of(url), 0.0)
-    except ValueError:  # raised again by a request
-        return 0.0
+        server.put((yield from _connect(server, timeout)))
 
 
 def fetching_threads(connections: int, use: str = "fetch") -> DaemonThreads:
@@ -474,49 +417,9 @@ def _is_answered(sock: Any) -> bool:
     return not re.match(rb"HTTP/1\.\d 1", sock.recv(10, socket.MSG_PEEK))
 
 
-class Proxy(NamedTuple):
-    """A proxy, and the headers to send to it."""
-
-    host: str
-    port: int
-    authorization: str | None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Proxy-Authorization": self.authorization} if self.authorization else {}
-
-
-def _key_of(url: str) -> tuple[Origin, Proxy | None]:
-    """Return the origin and the proxy of a connection for *url*; raise ValueError if either is malformed."""
-    origin = Origin.of(url)
-    return origin, _proxy_of(origin)
-
-
-def _proxy_of(origin: Origin) -> Proxy | None:
-    """Return the proxy that the environment names for *origin*; raise ValueError if that is malformed."""
-    return _find_proxy(origin, tuple(map(os.environ.get, PROXIES)))
-
-
-@cache
-def _find_proxy(origin: Origin, variables: tuple[str | None, ...]) -> Proxy | None:
-    from urllib.request import getproxies, proxy_bypass
-
-    proxies = getproxies() if any(variables) else {}
-    found = proxies.get(origin.scheme) or proxies.get("all")
-    if not found or proxy_bypass(f"{origin.host}:{origin.port}"):
-        return None
-    where = urlsplit(found if "://" in found else f"http://{found}")
-    if not where.hostname:
-        raise ValueError("the proxy that the environment names has no host")
-    login = None
-    if where.username is not None:
-        login = b64encode(f"{unquote(where.username)}:{unquote(where.password or '')}".encode()).decode()
-    return Proxy(where.hostname, where.port or DEFAULT_PORTS.get(where.scheme, 80), login and f"Basic {login}")
-
-
-def _connect(origin: Origin, proxy: Proxy | None, timeout: float) -> Steps[Connection]:
+def _connect(server: WebServer, timeout: float) -> Steps[Connection]:
     """Open a connection, also through a proxy; raise OSError if that is impossible, or takes too long."""
-    until = monotonic() + timeout
+    until, origin, proxy = monotonic() + timeout, server.origin, server.proxy
     host, port = (origin.host, origin.port) if proxy is None else (proxy.host, proxy.port)
     failure: OSError = socket.gaierror(socket.EAI_NONAME, f"{host} has no address")
     for family, kind, protocol, _, address in (yield from _look_up(host, port)):
@@ -590,80 +493,6 @@ def _tls() -> Any:
     return context
 
 
-class _Pool:
-    """The idle connections of a process, by origin and proxy; the most recently used one is taken first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: dict[Any, list[tuple[float, Connection]]] = {}
-        self._opening: Counter[Any] = Counter()
-        self._shares: dict[Any, list[int]] = {}  # connections for each of the whole files to be fetched next
-        self.soonest: dict[Any, float] = {}  # seconds until the fastest response began
-
-    def answered(self, key: Any, seconds: float) -> None:
-        """Record the seconds until a response began."""
-        if seconds < self.soonest.get(key, seconds + 1):
-            self.soonest[key] = seconds
-
-    def open_soon(self, key: Any, count: int) -> None:
-        """Add to the number of connections that are being opened."""
-        with self._lock:
-            self._opening[key] += count
-
-    def divide(self, key: Any, count: int, files: int) -> None:
-        """Let the next *files* whole files share *count* connections."""
-        with self._lock:
-            self._shares[key] = [max(1, count // files)] * files if files else []
-
-    def take_share(self, key: Any) -> int:
-        """Return the number of connections of one more whole file, at least 1."""
-        with self._lock:
-            shares = self._shares.get(key)
-            return shares.pop() if shares else 1
-
-    def spare(self, key: Any) -> int:
-        """Return the number of connections that are idle, or being opened."""
-        with self._lock:
-            return len(self._idle.get(key, ())) + self._opening[key]
-
-    def take(self, key: Any) -> Connection | None:
-        """Return an idle connection that is still open, None if there is none."""
-        while True:
-            with self._lock:
-                idle = self._idle.get(key)
-                if not idle:
-                    return None
-                since, connection = idle.pop()
-            if self._is_alive(since, connection):
-                return connection
-            connection.close()
-
-    def put(self, key: Any, connection: Connection) -> None:
-        """Keep a connection; close those of all origins that were idle for too long."""
-        now, old = monotonic(), []
-        with self._lock:
-            for idle in self._idle.values():
-                while idle and now - idle[0][0] >= tuning.IDLE_SECONDS:
-                    old.append(idle.pop(0)[1])
-            self._idle.setdefault(key, []).append((now, connection))
-        for each in old:
-            each.close()
-
-    @staticmethod
-    def _is_alive(since: float, connection: Connection) -> bool:
-        if monotonic() - since >= tuning.IDLE_SECONDS or not connection.is_open or connection.has_rest:
-            return False
-        return not _is_readable(connection.sock) or _has_no_data(connection.sock)
-
-    def close(self) -> None:
-        """Close all idle connections."""
-        with self._lock:
-            idle = [pair for pairs in self._idle.values() for pair in pairs]
-            self._idle.clear()
-        for _, connection in idle:
-            connection.close()
-
-
 def _is_readable(sock: socket.socket) -> bool:
     """Return whether a socket can be read, or has ended."""
     return bool(kernels.wire.receive([Wait(sock.fileno(), POLLIN, None, 0.0)], 0))
@@ -680,12 +509,3 @@ def _has_no_data(sock: Any) -> bool:
     except OSError:
         pass
     return False
-
-
-def _make_pool() -> _Pool:
-    pool = _Pool()
-    atexit.register(pool.close)
-    return pool
-
-
-_pool = PerProcess(_make_pool)

@@ -36,11 +36,11 @@ from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic
 from tarshards.storage.ahead import ForwardReader
-from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import CHANGED, PASSING, Address, Patience, StatusError
+from tarshards.storage.servers import Origin
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
 from tarshards.storage.transfer import RemoteFile, hold_whole, read_whole
 from tarshards.storage.wire import run

@@ -25,10 +25,11 @@ from tarshards.errors import OpenError, UrlError, visible
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import TICK
 from tarshards.storage import connections, traffic, tuning
-from tarshards.storage.connections import Origin, Response
+from tarshards.storage.connections import Response
 from tarshards.storage.derived import COLUMNS, INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import redacted, secrets_of, without_signature, without_userinfo
+from tarshards.storage.servers import Origin, WebServer
 from tarshards.storage.streams import encoded, errno_of
 from tarshards.storage.wire import Steps, calling, pausing, run
 
@@ -147,6 +148,21 @@ class Address:
         if not self.is_known:
             yield from calling(lambda: self.target)
         return self.read_url
+
+    @property
+    def is_far(self) -> bool:
+        """Whether its server takes long to respond."""
+        with suppress(ValueError):  # raised again by a request
+            return WebServer.of(self.read_url).is_far
+        return False
+
+    def find_server(self) -> Steps[WebServer]:
+        """Return the server of ``read_url``; raise OpenError if the environment names a proxy that cannot be."""
+        url = yield from self.find_url()
+        try:
+            return WebServer.of(url)
+        except ValueError as error:
+            raise OpenError(str(error), url=self.name) from error
 
     @cached_property
     def digest(self) -> str:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from threading import Lock
-from time import monotonic
 from typing import Any
 
 from tarshards.errors import OpenError
 from tarshards.parallel.forks import PerProcess
-from tarshards.parallel.signals import defer_signals
-from tarshards.storage import connections, traffic, tuning
+from tarshards.storage import traffic, tuning
 from tarshards.storage.cache import Block, BlockCache
-from tarshards.storage.connections import Origin, Response, StalledError
+from tarshards.storage.connections import Response, StalledError
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.redaction import without_userinfo
@@ -33,6 +29,7 @@ from tarshards.storage.requests import (
     no_range,
     range_of,
 )
+from tarshards.storage.servers import Admission
 from tarshards.storage.streams import BUFFER, PIECE, encoded
 from tarshards.storage.wire import Steps, Task, calling, drop, loading, run, start
 
@@ -59,10 +56,8 @@ class Transfer:
 
     def admit(self, size: int, *, is_awaited: bool = False) -> Steps[None]:
         """Wait until a request for *size* bytes may be sent; it counts until ``close``."""
-        address = self.file.address
-        url = yield from address.find_url()
-        gate = _gates()[Origin.of(url)]
-        self._slot = Admission(size, address.location.remote.connections, connections.soonest(url), gate, is_awaited)
+        server = yield from self.file.address.find_server()
+        self._slot = Admission(server, size, self.file.address.location.remote.connections, is_awaited=is_awaited)
         yield from self._slot.enter()
 
     def open(self) -> Steps[None]:
@@ -250,100 +245,6 @@ def _fill(file: RemoteFile, begin: int, view: memoryview) -> Steps[None]:
         yield from transfer.fill(view)
 
 
-class Admission:
-    """The right to have one of the requests of a process to a server under way: for *size* bytes, at most *most*.
-
-    With *is_awaited*, a reader waits for it.
-    """
-
-    def __init__(self, size: int, most: int, soonest: float, gate: Gate, is_awaited: bool):
-        self._gate = gate
-        self._soonest = soonest
-        self.is_awaited = is_awaited
-        self.most = most
-        self.is_large = size >= tuning.REQUEST_BYTES // 4
-        self.most_large: int = most if soonest > tuning.FAR_SECONDS else max(1, most // 2)
-        self.size = self._rest = size
-        self.begun = self._time = monotonic()
-        self.admitted: Future[None] = Future()
-
-    def enter(self) -> Steps[None]:
-        """Wait until the request may be sent."""
-        self._gate.enter(self)
-        if not self.admitted.done():
-            yield self.admitted
-            self.begun = self._time = monotonic()
-
-    def leave(self) -> None:
-        """End the request, or the wait for it."""
-        self._gate.leave(self)
-
-    def is_late(self, rest: int) -> bool:
-        """Return whether idle connections would bring the *rest* of a large request much sooner.
-
-        An epoch ends with its slowest request: the connection resends lost packets one after the other, while other
-        connections are idle.
-        """
-        took, came = monotonic() - self._time, self._rest - rest
-        if self.is_awaited or not self.is_large or took < max(tuning.LATE_SECONDS, 2 * self._soonest):
-            return False
-        self._time, self._rest = self._time + took, rest
-        pace, others = took / max(came, 1), self._gate.pace
-        are_idle = 2 * self._gate.large() <= self.most_large
-        return are_idle and pace > 2 * others > 0 and rest * pace > max(tuning.LATE_SECONDS, 5 * self._soonest)
-
-
-class Gate:
-    """The requests of a process to one server: as many as there may be connections are under way, others wait in order.
-
-    Those whose reader waits for them come before those that are made ahead. Large requests to a near server use half of
-    the connections, which fill the link; more would overflow its buffers. *pace* is the mean of large requests that
-    ended, in seconds a byte.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._under_way: set[Admission] = set()
-        self._waiting: list[deque[Admission]] = [deque(), deque()]  # awaited ones first
-        self.pace = 0.0
-
-    def large(self) -> int:
-        """Return the number of large requests under way."""
-        return sum(slot.is_large for slot in list(self._under_way))
-
-    def enter(self, slot: Admission) -> None:
-        """Admit a request, or let it wait."""
-        with defer_signals(), self._lock:
-            self._waiting[not slot.is_awaited].append(slot)
-            self._admit()
-
-    def leave(self, slot: Admission) -> None:
-        """End a request, or its wait."""
-        with defer_signals(), self._lock:
-            if slot in self._under_way:
-                self._under_way.remove(slot)
-                if slot.is_large:
-                    pace = (monotonic() - slot.begun) / slot.size
-                    self.pace += (pace - self.pace) / 8 if self.pace else pace
-            elif slot in (waiting := self._waiting[not slot.is_awaited]):
-                waiting.remove(slot)
-            self._admit()
-
-    def _admit(self) -> None:
-        for waiting in self._waiting:
-            for slot in list(waiting):
-                if len(self._under_way) >= slot.most:
-                    return
-                if slot.is_large and self.large() >= slot.most_large:
-                    continue
-                waiting.remove(slot)
-                self._under_way.add(slot)
-                slot.admitted.set_result(None)
-
-
-_gates: PerProcess[dict[Origin, Gate]] = PerProcess(lambda: defaultdict(Gate))
-
-
 def read_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Steps[Any]:
     """Return the bytes of a file, no more than *most*, in a buffer from ``allocate(size)`` if their number is known.
 
@@ -373,37 +274,19 @@ def _read_all(transfer: Transfer, most: int) -> Steps[bytes]:
     return b"".join(pieces)
 
 
-@contextmanager
-def _sharing_idle(url: str) -> Iterator[Callable[[], int]]:
-    """Count a reader of a whole file; yield a function that returns its share of the idle connections."""
-    key = Origin.of(url)
-    lock, readers = _whole_readers()
-    with lock:
-        readers[key] += 1
-    try:
-        yield lambda: connections.spare(url) // readers[key]
-    finally:
-        with lock:
-            readers[key] -= 1
-
-
-_whole_readers: PerProcess[tuple[Any, Counter[Origin]]] = PerProcess(lambda: (Lock(), Counter()))
-
-
 def _read_parts(file: RemoteFile, most: int, allocate: Callable[[int], Any]) -> Steps[Any]:
     """Return the bytes as ``read_whole`` does; raise OpenError if the file changes while it is read.
 
     Readers share the idle connections. Small parts over many connections arrive soonest, as each is slow at its start.
     If the file has a share of several connections, each requests a part before the size of the file is known.
     """
-    url = yield from file.address.find_url()
-    soonest = connections.soonest(url)
-    part, window = (4 if soonest > tuning.FAR_SECONDS else 1) * tuning.FIRST_BYTES, tuning.WINDOW_BYTES
-    share = min(max(1, tuning.FIRST_BYTES // 2 // window), connections.take_share(url))
-    with _sharing_idle(url) as idle, ExitStack() as stack:
+    server = yield from file.address.find_server()
+    part, window = (4 if server.is_far else 1) * tuning.FIRST_BYTES, tuning.WINDOW_BYTES
+    share = min(max(1, tuning.FIRST_BYTES // 2 // window), server.take_share())
+    with server.sharing() as idle, ExitStack() as stack:
         first = part
         if max(share, idle()) > 1:
-            first = 3 * window if soonest and share == 1 else window  # a used connection brings more at once
+            first = 3 * window if server.soonest and share == 1 else window  # a used connection brings more at once
         guess = memoryview(bytearray((share - 1) * window))
         guessed = _Parts(file, first, guess, window)
         stack.callback(guessed.drop)

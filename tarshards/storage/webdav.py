@@ -11,11 +11,12 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from xml.parsers import expat
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage.connections import Origin, Response
+from tarshards.storage.connections import Response
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import MAX_BYTES
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.requests import PASSING, Address, Patience, StatusError, check_body, status_of
+from tarshards.storage.servers import Origin
 from tarshards.storage.streams import BUFFER
 from tarshards.storage.wire import run
 

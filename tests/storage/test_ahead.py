@@ -15,11 +15,12 @@ from leftovers import wait_until
 from range_server import Site, serving
 
 from tarshards.errors import OpenError
-from tarshards.storage import ahead, traffic, tuning
+from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import Fetch, FetchQueue, ForwardReader, opened_ahead
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.storage.remote import Remote
+from tarshards.storage.servers import WebServer
 from tarshards.storage.transfer import Transfer
 from tarshards.storage.wire import Steps, pausing
 from tarshards.testing.faulty_server import Answer
@@ -326,13 +327,13 @@ def test_the_right_bytes_or_an_error(answers, budget):
             assert found == body
 
 
-@pytest.mark.parametrize(("answers_in", "size"), [(0.05, 500), (0.2, 2000)])
+@pytest.mark.parametrize(("is_far", "size"), [(False, 500), (True, 2000)])
 def test_many_small_requests_of_a_near_server_and_few_large_ones_of_one_far_away(
-    site, tmp_path, monkeypatch, answers_in, size
+    site, tmp_path, monkeypatch, is_far, size
 ):
     """Connections are slow at their beginning: many are as fast as the line sooner than a few."""
     data, _ = write(tmp_path, [50_000, 10])
-    monkeypatch.setattr(ahead, "soonest", lambda url: answers_in)
+    monkeypatch.setattr(WebServer, "is_far", is_far)
     files = opened_ahead(locations(site, 2))
     with next(files).open() as stream:
         assert stream.read(10) == data[:10]

@@ -24,11 +24,11 @@ from leftovers import wait_until
 from programs import need
 
 from tarshards.errors import OpenError
-from tarshards.storage import connections, traffic, transfer, tuning
-from tarshards.storage.connections import Origin
+from tarshards.storage import connections, servers, traffic, transfer, tuning
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import Address, Version
+from tarshards.storage.servers import Admission, WebServer
 from tarshards.storage.transfer import RemoteFile
 from tarshards.storage.wire import Steps, run, start
 from tarshards.testing.faulty_server import Answer, Server
@@ -61,10 +61,11 @@ def answering(
 
         thread = threading.Thread(target=answer)
         thread.start()
+        url = f"http{'s' * (certificate is not None)}://127.0.0.1:{listener.getsockname()[1]}/"
         try:
-            yield f"http{'s' * (certificate is not None)}://127.0.0.1:{listener.getsockname()[1]}/"
+            yield url
         finally:
-            connections._pool().close()
+            WebServer.of(url).close_idle()
             thread.join()
 
 
@@ -168,9 +169,8 @@ def test_what_follows_a_body_is_no_answer_to_the_next_request(certificate):
     forged = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
     body = b"a" * 1000
     with answering(b"", body + forged, pause=0.05, certificate=certificate, framing="Content-Length: 1000") as url:
-        key = connections._key_of(url)
         assert read_into(url, 1000, timeout=5) == body
-        kept = connections._pool().take(key)
+        kept = WebServer.of(url).take()
         if kept is not None:
             kept.close()
         assert kept is None
@@ -233,7 +233,7 @@ def certificate(request, tmp_path, monkeypatch):
 def stalling(certificate, monkeypatch):
     """A server whose first answer stalls, and the bytes of its file."""
     monkeypatch.setattr(tuning, "LATE_SECONDS", 0.1)
-    monkeypatch.setattr(transfer.Admission, "is_late", lambda slot, rest: False)  # of a busy machine
+    monkeypatch.setattr(Admission, "is_late", lambda slot, rest: False)  # of a busy machine
     with misbehaving(Stalling(), certificate) as server:
         server.body = random.Random(0).randbytes(4 * SIZE)
         yield server
@@ -340,7 +340,7 @@ def opened(monkeypatch):
 
     monkeypatch.setattr(connections, "_connect", noting)
     yield found
-    connections._pool().close()
+    servers.close_connections()
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def long(certificate):
 @pytest.mark.parametrize("pause", [tuning.IDLE_SECONDS - 1, tuning.IDLE_SECONDS + 1])
 def test_a_connection_that_was_idle_for_long_is_closed_and_not_used_again(long, opened, monkeypatch, pause):
     clock = time.monotonic()
-    monkeypatch.setattr(connections, "monotonic", lambda: clock)
+    monkeypatch.setattr(servers, "monotonic", lambda: clock)
     for _ in range(2):
         with run(connections.request("HEAD", f"{long.url}/shard.tar", {})) as response:
             assert response.read(1) == b""
@@ -366,7 +366,7 @@ def test_a_connection_that_was_idle_for_long_is_closed_and_not_used_again(long, 
 def test_connections_that_were_idle_for_long_are_closed_though_nobody_asks_for_them(slow, opened, monkeypatch):
     """When one to another server is kept."""
     clock = time.monotonic()
-    monkeypatch.setattr(connections, "monotonic", lambda: clock)
+    monkeypatch.setattr(servers, "monotonic", lambda: clock)
     with misbehaving(Server(default=Answer(end="keep"))) as other:
         for url in (other.url, slow.url):
             with run(connections.request("HEAD", f"{url}/shard.tar", {})) as response:
@@ -378,8 +378,8 @@ def test_connections_that_were_idle_for_long_are_closed_though_nobody_asks_for_t
 def open_ahead(server: Server, count: int, files: int = 0) -> Location:
     """Open idle connections, which the next *files* files share, and return the location of the file."""
     connections.connect_ahead(server.url, count, files=files, timeout=5)
-    assert connections.spare(server.url) == count
-    wait_until(lambda: len(connections._pool()._idle.get(connections._key_of(server.url), ())) == count)
+    assert WebServer.of(server.url).spare() == count
+    wait_until(lambda: len(WebServer.of(server.url)._idle) == count)
     return Location(f"{server.url}/shard.tar.index", Remote(retries=0, connections=count))
 
 
@@ -393,7 +393,7 @@ def test_a_whole_file_comes_over_connections_that_are_open(long, opened):
     with ThreadPoolExecutor(3) as threads:
         assert all(threads.map(lambda _: location.read() == long.body, range(9)))
     assert len(opened) <= 6 + 3
-    assert connections.spare(long.url) == len(opened)
+    assert WebServer.of(long.url).spare() == len(opened)
 
 
 def test_readers_of_whole_files_share_the_idle_connections(long):
@@ -490,7 +490,7 @@ def test_a_file_with_a_share_of_connections_comes_in_parts_of_a_window(long, siz
         assert location.read() == long.body
         assert {begin for begin in parts if begin < size} <= set(windows(long))
         assert size > 3 * WINDOW or set(windows(long)) <= set(parts)
-    assert connections.take_share(long.url) == 1
+    assert WebServer.of(long.url).take_share() == 1
 
 
 @pytest.mark.parametrize("limit", [10, WINDOW + 10, 4 * SIZE - 1])
@@ -528,7 +528,7 @@ def test_connections_that_cannot_be_opened_are_left_to_requests(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     connections.connect_ahead(url, 3, timeout=5)
-    wait_until(lambda: connections.spare(url) == 0)
+    wait_until(lambda: WebServer.of(url).spare() == 0)
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", "http://:80")
     connections.connect_ahead(url, 3, timeout=5)
@@ -646,8 +646,8 @@ def interrupted(steps: Steps[Any], line: int) -> bool:
 @pytest.mark.parametrize("connections", [1, 32])
 def test_a_request_that_is_interrupted_anywhere_takes_no_connection_from_others(slow, connections):
     address = Address(Location(f"{slow.url}/shard.tar", Remote(retries=0, connections=connections)))
-    gate = transfer._gates()[Origin.of(slow.url)]
     lines = next(line for line in range(1, 1000) if not interrupted(RemoteFile(address).fetch(0, 100), line))
     assert lines > 30
-    assert not gate._under_way
-    assert not any(gate._waiting)
+    server = WebServer.of(slow.url)
+    assert not server._under_way
+    assert not any(server._waiting)

@@ -15,10 +15,10 @@ from programs import need
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import requests, tuning
 from tarshards.storage.compression import zstd_library
-from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.remote import Remote
+from tarshards.storage.servers import Origin
 from tarshards.storage.wire import Steps
 from tarshards.testing.faulty_server import Answer, Server, serving
 

@@ -72,7 +72,7 @@ def test_a_server_that_fails_for_a_while(tmp_path, monkeypatch):
     (tmp_path / "a.tar").write_bytes(DATA)
     with serving(tmp_path) as site:
         ranges = Location.of(f"{site.url}/a.tar").ranges()
-        ask, calls = ranges._address.ask, []
+        ask, calls = ranges.address.ask, []
 
         def sometimes(headers):
             calls.append(headers)
@@ -80,7 +80,7 @@ def test_a_server_that_fails_for_a_while(tmp_path, monkeypatch):
                 raise ConnectionResetError("reset by peer")
             return (yield from ask(headers))
 
-        monkeypatch.setattr(ranges._address, "ask", sometimes)
+        monkeypatch.setattr(ranges.address, "ask", sometimes)
         assert ranges.read(2000, 3000) == DATA[2000:5000]
         assert len(calls) == 3
 
