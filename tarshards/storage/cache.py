@@ -58,7 +58,7 @@ from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import check_written, failure, words
-from tarshards.storage.wire import Call, Steps, calling, load_soon, loading, loading_threads, pausing, run
+from tarshards.storage.wire import Call, Steps, load_soon, loading, loading_threads, pausing
 
 log: logging.Logger = logging.getLogger("tarshards")
 
@@ -518,14 +518,6 @@ class BlockCache:
             if key not in _caches:
                 _caches[key] = cls(*key)
             return _caches[key]
-
-    def take(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview:
-        """Return what ``fill`` does, in this thread; *fetch* returns the bytes."""
-        return run(self.fill(block, lambda: calling(fetch)))
-
-    def hold(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview | MappedBlock:
-        """Return what ``fill_mapped`` does, in this thread; *fetch* returns the bytes."""
-        return run(self.fill_mapped(block, lambda: calling(fetch)))
 
     def fill(self, block: Block, fetch: Callable[[], Steps[Any]]) -> Steps[memoryview]:
         """Return *block* from the disk, or as the steps of *fetch* do; then store it if the budget allows.

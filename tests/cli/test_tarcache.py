@@ -16,6 +16,7 @@ from tarshards import write_samples
 from tarshards.storage import cache as module
 from tarshards.storage.cache import Block, BlockCache, CacheFolder
 from tarshards.storage.remote import LEAST_CACHE, Remote
+from tarshards.storage.wire import calling, run
 
 NASTY = "\x1b]0;owned\x07\x9b31m\u202e\rb"
 
@@ -34,7 +35,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_caches", {})
     cache = BlockCache.of(Remote(cache_dir=tmp_path / "cache", cache_bytes=LEAST_CACHE))
     for block in [block_of(i) for i in range(5)] + [block_of(i, "http://host/b.tar") for i in range(2)]:
-        cache.take(block, lambda block=block: data_of(block))
+        run(cache.fill(block, lambda block=block: calling(data_of, block)))
     yield cache
     module._leave_all()
 
@@ -77,7 +78,8 @@ def test_a_damaged_block_is_removed_and_fetched_again(cache, shell, tmp_path):
     assert cache.folder.read_counts()["pinned"] == 3 * 8192
     assert shell("tarcache verify cache").stdout == "3 blocks, 0 damaged\n"
     for number in range(4):
-        assert cache.take(block_of(number), lambda n=number: data_of(block_of(n))) == data_of(block_of(number))
+        block = block_of(number)
+        assert run(cache.fill(block, lambda block=block: calling(data_of, block))) == data_of(block)
     assert shell("tarcache verify cache").stdout == "7 blocks, 0 damaged\n"
 
 
@@ -87,13 +89,13 @@ def test_a_purge_leaves_a_cache_that_goes_on(cache, shell):
     assert cache.folder.read_counts()["pinned"] == 0
     fetched = []
     for _ in range(2):
-        cache.take(block_of(0), lambda: fetched.append(1) or data_of(block_of(0)))
+        run(cache.fill(block_of(0), lambda: calling(lambda: fetched.append(1) or data_of(block_of(0)))))
     assert fetched == [1]
 
 
 def test_terminals_obey_nothing(cache, shell, tmp_path):
     block = block_of(0, f"http://host/{NASTY}.tar")
-    cache.take(block, lambda: data_of(block))
+    run(cache.fill(block, lambda: calling(data_of, block)))
     (stored,) = (stored for stored in cache.folder.entries() if stored.block == block)
     (tmp_path / f"cache/{NASTY}").write_text("precious")
     told = [shell("tarcache list cache")]

@@ -73,6 +73,7 @@ def add(archive: tarfile.TarFile, name: str) -> None:
 def fill_cache() -> None:
     """Read an epoch into a cache, and leave it in the middle of the next block, as a kill does."""
     from tarshards.storage.cache import LEAST_CACHE, Block, BlockCache
+    from tarshards.storage.wire import calling, run
 
     with served.site(Path("set")):
         for sample in served.dataset("cache"):
@@ -81,8 +82,8 @@ def fill_cache() -> None:
             cache = BlockCache.of(served.remote("cache"))
             spooled, begun = (Block("http://host/b.tar", '"v1"', 1 << 20, at, 1 << 12) for at in (0, 1 << 12))
             cache.reserve(LEAST_CACHE - cache.folder.read_counts()["pinned"])  # so that no other block may stay
-            cache.take(spooled, lambda: bytes(1 << 12))
-            cache.take(begun, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            run(cache.fill(spooled, lambda: calling(lambda: bytes(1 << 12))))
+            run(cache.fill(begun, lambda: calling(lambda: os.kill(os.getpid(), signal.SIGKILL))))
         os.wait()
 
 

@@ -16,6 +16,7 @@ from hashlib import sha256
 
 from tarshards.storage.cache import Block, BlockCache, MappedBlock
 from tarshards.storage.remote import Remote
+from tarshards.storage.wire import calling, run
 
 
 def make_block(number: int, length: int = 1 << 18, *, validator: str = '"v1"') -> Block:
@@ -28,10 +29,18 @@ def data_of(block: Block) -> bytes:
     return (pattern * (block.length // len(pattern) + 1))[: block.length]
 
 
+def take(cache: BlockCache, block: Block, fetch: Callable[[], bytes]) -> memoryview:
+    return run(cache.fill(block, lambda: calling(fetch)))
+
+
+def hold(cache: BlockCache, block: Block, fetch: Callable[[], bytes]) -> memoryview | MappedBlock:
+    return run(cache.fill_mapped(block, lambda: calling(fetch)))
+
+
 def taken(cache: BlockCache, block: Block, fetch: Callable[[], bytes], *, mapped: bool) -> bytes:
     """Return the bytes of a block, as they are in memory, or copied out of a mapping that then is current."""
     while mapped:
-        found = cache.hold(block, fetch)
+        found = hold(cache, block, fetch)
         if not isinstance(found, MappedBlock):
             return bytes(found)
         try:
@@ -40,7 +49,7 @@ def taken(cache: BlockCache, block: Block, fetch: Callable[[], bytes], *, mapped
             continue
         if found.mapping.is_current():
             return data
-    return bytes(cache.take(block, fetch))
+    return bytes(take(cache, block, fetch))
 
 
 def main() -> None:
@@ -52,7 +61,7 @@ def main() -> None:
     log = os.open(options["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     again = options.get("again", 1.0)
 
-    def take(seed: int) -> None:
+    def take_all(seed: int) -> None:
         rng = random.Random(seed)
         numbers = [*range(options["blocks"])] * options.get("epochs", 1)
         rng.shuffle(numbers)
@@ -70,7 +79,7 @@ def main() -> None:
                 cache.drop(block)
             os.write(1, b"%d\n" % number)
 
-    threads = [threading.Thread(target=take, args=(options["seed"] * 100 + i,)) for i in range(options["threads"])]
+    threads = [threading.Thread(target=take_all, args=(options["seed"] * 100 + i,)) for i in range(options["threads"])]
     for thread in threads:
         thread.start()
     for thread in threads:

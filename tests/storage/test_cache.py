@@ -23,7 +23,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from cache_worker import data_of, make_block
+from cache_worker import data_of, hold, make_block, take
 from failing_close import fail_to_close
 from leftovers import wait_until
 from soak import SOAK
@@ -78,7 +78,7 @@ class Fetches:
     def take(self, cache: BlockCache, block: Block) -> bool:
         """Take a block, check it, and return whether it was fetched."""
         before = len(self.blocks)
-        assert cache.take(block, self.of(block)) == data_of(block)
+        assert take(cache, block, self.of(block)) == data_of(block)
         return len(self.blocks) > before
 
 
@@ -211,9 +211,9 @@ def test_a_url_keeps_its_secrets(tmp_path):
     cache = open_cache(tmp_path)
     for url in "http://host/a.tar?token=secret", "https://me:secret@host/a.tar":
         with pytest.raises(ValueError, match="without query and userinfo"):
-            cache.take(make_block(0)._replace(url=url), never)
+            take(cache, make_block(0)._replace(url=url), never)
     with pytest.raises(ValueError, match="has a validator"):
-        cache.take(make_block(0)._replace(validator=""), never)
+        take(cache, make_block(0)._replace(validator=""), never)
     assert files(tmp_path) == []
 
 
@@ -318,7 +318,7 @@ def test_what_a_fetch_raises_passes_through_and_nothing_is_left(tmp_path, fetche
             raise error
 
         with pytest.raises(type(error)) as caught:
-            cache.take(make_block(0), fail)
+            take(cache, make_block(0), fail)
         assert caught.value is error
         check_counts(tmp_path, 0)
     assert fetches.take(cache, make_block(0))
@@ -367,7 +367,7 @@ def test_a_file_that_has_changed_since_it_was_looked_at_is_not_removed(tmp_path,
 def test_a_fetch_of_another_length_is_an_error(tmp_path, fetches, length):
     cache = open_cache(tmp_path)
     with pytest.raises(OpenError, match=rf"a\.tar: offset 0: read {length} bytes instead of {LENGTH}"):
-        cache.take(make_block(0), lambda: bytes(length))
+        take(cache, make_block(0), lambda: bytes(length))
     check_counts(tmp_path, 0)
     assert fetches.take(cache, make_block(0))
 
@@ -386,7 +386,7 @@ def test_threads_that_ask_for_a_block_at_once_share_one_fetch(tmp_path, fetches,
         return data_of(block)
 
     with ThreadPoolExecutor(8) as executor:
-        futures = [executor.submit(cache.take, block, fetch) for _ in range(8)]
+        futures = [executor.submit(take, cache, block, fetch) for _ in range(8)]
         wait_until(lambda: calls and len(cache._flights[block].done._waiters) == 7)
         asked.set()
         assert all(future.result() == data_of(block) for future in futures)
@@ -402,9 +402,9 @@ def test_another_thread_goes_on_where_a_fetch_fails(tmp_path, fetches):
         raise OpenError("no answer")
 
     with ThreadPoolExecutor(2) as executor:
-        first = executor.submit(cache.take, block, fail)
+        first = executor.submit(take, cache, block, fail)
         assert begun.wait(60)
-        second = executor.submit(cache.take, block, fetches.of(block))
+        second = executor.submit(take, cache, block, fetches.of(block))
         wait_until(second.running)
         failing.set()
         assert second.result(60) == data_of(block)
@@ -426,7 +426,7 @@ def test_nobody_waits_for_a_block_that_will_not_be_stored(tmp_path, fetches):
         return data_of(block)
 
     with ThreadPoolExecutor(2) as executor:
-        first = executor.submit(cache.take, block, fetch)
+        first = executor.submit(take, cache, block, fetch)
         assert begun.wait(60)
         assert executor.submit(fetches.take, other, block).result(60)
         fetching.set()
@@ -446,7 +446,7 @@ def test_the_budget_includes_what_is_being_fetched(tmp_path, fetches):
         return data_of(block)
 
     with ThreadPoolExecutor(1) as executor:
-        first = executor.submit(cache.take, block, fetch)
+        first = executor.submit(take, cache, block, fetch)
         assert begun.wait(60)
         assert fetches.take(cache, make_block(2000))
         assert len(files(tmp_path)) == HELD - 1
@@ -557,7 +557,7 @@ def test_what_a_killed_process_has_spooled_goes_and_that_of_a_living_one_stays(t
 
 HOLDER = """
 import os, sys, time
-from cache_worker import data_of, make_block
+from cache_worker import data_of, make_block, take
 from tarshards.storage.cache import BlockCache
 from tarshards.storage.remote import Remote
 from tarshards.storage.wire import LOADERS, Steps, Task, drop, pausing, start
@@ -571,7 +571,7 @@ def fetch():
     sys.stdin.read()
     return data_of(make_block(0))
 
-cache.take(make_block(0), fetch)
+take(cache, make_block(0), fetch)
 """
 
 
@@ -635,7 +635,7 @@ def test_another_process_waits_for_the_one_that_fetches(tmp_path, holder, waited
     assert process.stdout.readline() == b"fetching\n"
     cache = open_cache(tmp_path)
     with ThreadPoolExecutor(1) as executor:
-        taking = executor.submit(cache.take, make_block(0), never)
+        taking = executor.submit(take, cache, make_block(0), never)
         wait_until(lambda: waited)
         process.stdin.close()
         assert taking.result(60) == data_of(make_block(0))
@@ -688,7 +688,7 @@ def test_a_process_that_is_stopped_while_it_changes_the_counts_is_passed_by(tmp_
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
     cache = open_cache(tmp_path)
-    held = cache.take(make_block(0), fetches.of(make_block(0)))
+    held = take(cache, make_block(0), fetches.of(make_block(0)))
     begun, fetching = threading.Event(), threading.Event()
 
     def fetch() -> bytes:
@@ -697,7 +697,7 @@ def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
         return data_of(make_block(1))
 
     with ThreadPoolExecutor(1) as executor:
-        taking = executor.submit(cache.take, make_block(1), fetch)
+        taking = executor.submit(take, cache, make_block(1), fetch)
         assert begun.wait(60)
         child = os.fork()
         if child == 0:
@@ -762,7 +762,7 @@ def test_processes_that_fetch_blocks_for_each_other_do_not_wait_for_each_other(t
 def test_a_mapped_block(tmp_path, fetches):
     """It is mapped as soon as it is stored, and is no longer current once its file is written to, or gone."""
     cache, block = open_cache(tmp_path), make_block(0)
-    held = cache.hold(block, fetches.of(block))
+    held = hold(cache, block, fetches.of(block))
     assert isinstance(held, MappedBlock)
     assert held.mapping.read(held.start, block.length) == data_of(block)
     assert held.mapping.is_current()
@@ -770,13 +770,13 @@ def test_a_mapped_block(tmp_path, fetches):
         file.seek(held.start + 7)
         file.write(b"?")
     assert not held.mapping.is_current()
-    again = cache.hold(block, fetches.of(block))
+    again = hold(cache, block, fetches.of(block))
     assert len(fetches.blocks) == 2
     assert again.mapping.read(again.start, block.length) == data_of(block)
     path_of(tmp_path, block).unlink()
     assert not again.mapping.is_current()
     for number in range(1, 2 * HELD):
-        last = cache.hold(make_block(number), fetches.of(make_block(number)))
+        last = hold(cache, make_block(number), fetches.of(make_block(number)))
     assert last == data_of(make_block(2 * HELD - 1)), "in memory where the budget is full"
 
 
