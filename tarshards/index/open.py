@@ -31,8 +31,9 @@ from tarshards.storage.location import Location, names_of
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_held, most_open
 from tarshards.storage.remote import LEAST_AHEAD, Remote
+from tarshards.storage.streams import keep_memory
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
-from tarshards.tar.read import BLOCK, keep_memory
+from tarshards.tar.read import BLOCK
 
 if TYPE_CHECKING:
     from tarshards.storage.shared import SharedBytes

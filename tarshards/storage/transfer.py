@@ -30,7 +30,7 @@ from tarshards.storage.requests import (
     range_of,
 )
 from tarshards.storage.servers import Admission
-from tarshards.storage.streams import BUFFER, PIECE, encoded
+from tarshards.storage.streams import BUFFER, PIECE, encoded, keep_memory
 from tarshards.storage.wire import Steps, Task, calling, drop, loading, run, start
 
 HEAD = 1024  # bytes at the beginning of a file that are fetched with its metadata
@@ -370,6 +370,7 @@ class _Memory(bytearray):
 
 def memory(size: int) -> memoryview:
     """Return *size* bytes of memory, with any content."""
+    keep_memory()
     if size < tuning.REQUEST_BYTES // 4:
         return memoryview(bytearray(size))
     for number in range(len(_free) - 1, -1, -1):

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from io import BytesIO, RawIOBase
 from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
@@ -22,7 +21,7 @@ from tarshards.kernels._tar_py import AFTER_END, BLOCK, ELSEWHERE, RECORD, is_ap
 from tarshards.kernels._tar_py import MAX_END as MAX_END
 from tarshards.storage.compression import bomb_in, is_pixz_index
 from tarshards.storage.manifest import ArchiveEnd
-from tarshards.storage.streams import NOT_YET, PIECE
+from tarshards.storage.streams import NOT_YET, PIECE, keep_memory
 
 if TYPE_CHECKING:
     from tarshards.kernels._tar_py import ScannedMember
@@ -348,20 +347,6 @@ def read_archive(
 def _name_of(stream: Any) -> str | None:
     name = getattr(stream, "name", None)
     return name if isinstance(name, str) else None
-
-
-@cache
-def keep_memory() -> None:
-    """Let the process keep freed memory for later buffers, members and look-ups, instead of giving it back each time.
-
-    glibc returns the pages of a freed block to the kernel, which zeroes all pages of the next one before they are
-    filled: a tenth of the time of small samples. It does so for blocks larger than the largest mapped and freed block
-    so far, up to 32 MiB, and keeps twice that much free memory (mallopt(3)). So this allocates and frees one such
-    block, without touching its pages. If an environment variable such as MALLOC_MMAP_THRESHOLD_ sets a threshold, glibc
-    does not adapt it, and nothing changes.
-    """
-    with suppress(MemoryError):
-        bytes(31 << 20)
 
 
 def scan_whole(buffer: bytes, position: int, zeros: int, limit: int) -> tuple[list[ScannedMember], Reached]:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, pack, pax, read, read_whole
 
-from tarshards.storage.streams import PIECE
-from tarshards.tar.read import BLOCK, END, MAX_READ, keep_memory, pack_header, padding, read_members
+from tarshards.storage.streams import PIECE, keep_memory
+from tarshards.tar.read import BLOCK, END, MAX_READ, pack_header, padding, read_members
 
 
 def numbered(sizes):
