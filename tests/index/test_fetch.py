@@ -44,6 +44,7 @@ from tarshards.storage import traffic, tuning, wire
 from tarshards.storage.ahead import FetchQueue
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
+from tarshards.storage.wire import calling, run
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
 BLOCKS = 28  # of 130,000 bytes
@@ -560,7 +561,8 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
     cache = BlockCache.of(remote)
     size = 1 << 20
     for number in range(16):
-        cache.take(Block("http://host/other", '"v"', 1 << 30, number * size, size - 8000), lambda: bytes(size - 8000))
+        block = Block("http://host/other", '"v"', 1 << 30, number * size, size - 8000)
+        run(cache.fill(block, lambda: calling(bytes, size - 8000)))
     monkeypatch.setattr(tuning, "REQUEST_BYTES", 50_000)
     held = []
     fits = FetchQueue.fits

@@ -27,6 +27,7 @@ from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.markers import Marker
+from tarshards.storage.wire import calling, run
 from tarshards.stream.indexed_shards import IndexedShards
 from tarshards.stream.stream import Stream
 from tarshards.testing.crashes import Crashes, check_writer
@@ -145,7 +146,7 @@ def write_journal(folder: Path) -> None:
 def write_cache(folder: Path) -> None:
     cache = BlockCache(f"{folder}/cache", 1 << 28)
     for number, block in enumerate(BLOCKS):
-        cache.take(block, partial(bytes, [number + 1] * 1000))
+        run(cache.fill(block, partial(calling, bytes, [number + 1] * 1000)))
     cache.leave()
 
 
@@ -262,7 +263,9 @@ def cached(folder: Path) -> dict[str, bytes]:
     """Return the blocks in a cache; a missing block is fetched."""
     cache = BlockCache(f"{folder}/cache", 1 << 28)
     try:
-        blocks = {f"block {block.offset}": bytes(cache.take(block, lambda: FETCHED)) for block in BLOCKS}
+        blocks = {
+            f"block {block.offset}": bytes(run(cache.fill(block, lambda: calling(lambda: FETCHED)))) for block in BLOCKS
+        }
     finally:
         cache.leave()
     return {name: data for name, data in blocks.items() if data != FETCHED}
