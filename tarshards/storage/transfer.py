@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from ctypes import c_char
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Lock
 from typing import Any
 
@@ -354,35 +356,47 @@ def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = byt
     return bytes(held) if isinstance(held, memoryview | bytearray) else held
 
 
-MOST_FREE, LONGEST_FREE = 32, 2 * tuning.REQUEST_BYTES  # pieces of memory that are kept, and bytes of one
-_free: list[_Memory] = []
+HUGE = 1 << 21  # bytes of a huge page of Linux
+MOST_FREE = 32  # pieces that are kept
+MOST_PIECES = 1 << 13  # that there may be: each is two mappings, and a process may have 65,530
+_free: list[mmap | None] = [None] * MOST_PIECES  # those that are free come last; None: one may be made
 
 
-class _Memory(bytearray):
-    """Memory that is received into again when nothing refers to it, since the system clears new pages."""
+class _Piece(c_char * (2 * HUGE)):  # type: ignore[misc]
+    """A mapping that bytes are received into again when nothing refers to this object, since new pages are cleared."""
 
-    __slots__ = ()
+    mapping: mmap
 
-    def __del__(self, free: list[_Memory] = _free, most: int = MOST_FREE, longest: int = LONGEST_FREE) -> None:
-        if 0 < len(self) <= longest and len(free) < most:  # at the interpreter's exit, modules may be gone
-            free.append(self)
+    def __del__(self, free: list[mmap | None] = _free, most: int = MOST_FREE) -> None:
+        if free[-most:].count(None):  # at the interpreter's exit, modules may be gone
+            free.append(self.mapping)
+        else:
+            free.insert(0, None)
 
 
 def memory(size: int) -> memoryview:
-    """Return *size* bytes of memory, with any content."""
+    """Return *size* bytes of memory, with any content.
+
+    About 2 MiB and more, as requests have them, are in a huge page if the system has one, and the rest in small ones:
+    a page fault for all instead of one for each 4 KiB. Less would leave too much of it unused.
+    """
     keep_memory()
-    if size < tuning.REQUEST_BYTES // 4:
-        return memoryview(bytearray(size))
-    for number in range(len(_free) - 1, -1, -1):
-        with suppress(IndexError):  # another thread took it
-            found = _free.pop(number)
-            if size <= len(found) <= size + size // 4:
-                return memoryview(found)[:size]
-            _free.append(found)
-    if len(_free) == MOST_FREE:
-        with suppress(IndexError):
-            _free.pop(0).clear()
-    return memoryview(_Memory(-(-size // BUFFER) * BUFFER))[:size]
+    if HUGE * 7 // 8 < size <= 2 * HUGE:
+        with suppress(IndexError, OSError):  # there are too many, or the system has no more memory
+            mapping = _free.pop() or _map()
+            piece = _Piece.from_buffer(mapping)
+            piece.mapping = mapping
+            return memoryview(piece).cast("B")[:size]
+    return memoryview(bytearray(size))
+
+
+def _map() -> mmap:
+    mapping = mmap(-1, 2 * HUGE, MAP_PRIVATE | MAP_ANONYMOUS)
+    with suppress(ImportError, OSError):  # the system has none
+        from mmap import MADV_HUGEPAGE
+
+        mapping.madvise(MADV_HUGEPAGE, 0, HUGE)
+    return mapping
 
 
 class RemoteFile(Ranges):

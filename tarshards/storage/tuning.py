@@ -41,7 +41,7 @@ MOST_MOVES = 3
 #:
 #: - A quarter is a large request, whose body takes longer than the wait for its response. Those to a near server use
 #:   half of the connections, which fill the link; more would overflow its buffers. Without: shuffled 110 KB samples
-#:   1.30, TLS 1.43, streams 1.17. Memory for such bodies is kept, and received into again.
+#:   1.30, TLS 1.43, streams 1.17.
 #: - One sample for as many bytes of a dataset is fetched singly, at most.
 REQUEST_BYTES = 1 << 21
 

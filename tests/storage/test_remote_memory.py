@@ -1,11 +1,15 @@
-"""Remote bytes are received into memory that is used again."""
+"""Remote bytes are received into memory that is used again, and into huge pages where the system has them."""
 
 import os
 import subprocess
 import sys
 from mmap import PAGESIZE
+from pathlib import Path
 
 import pytest
+
+from tarshards.storage import transfer
+from tarshards.storage.transfer import HUGE, MOST_FREE, memory
 
 COUNT = 40
 TAKE = """
@@ -23,6 +27,7 @@ for each in range(3):
     print(getrusage(RUSAGE_SELF).ru_minflt - before)
     held.clear()
 """
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def faults(size):
@@ -36,7 +41,39 @@ def faults(size):
     return list(map(int, done.stdout.split()))
 
 
-@pytest.mark.parametrize("size", [100_000, 300_000])
+@pytest.mark.parametrize("size", [100_000, 1_000_000, HUGE, HUGE + 100_000])
 def test_memory_is_used_again(size):
     again = faults(size)[1:]
     assert max(again) < 0.3 * COUNT * size / PAGESIZE
+
+
+def test_the_memory_of_a_request_is_a_huge_page():
+    if not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text():
+        pytest.skip("the system has no huge pages")
+    assert faults(HUGE - 50_000)[0] < COUNT * HUGE / PAGESIZE / 4
+
+
+def pieces(count, size=HUGE):
+    held = [memory(size) for _ in range(count)]
+    for number, each in enumerate(held):
+        each[:] = bytes([number % 251]) * size
+    return held
+
+
+def test_memory_in_use_is_no_other_ones_memory():
+    held = pieces(MOST_FREE // 2) + pieces(3, HUGE + 5)
+    parts = [each[10:20] for each in held]
+    del held  # the parts still refer to it
+    pieces(MOST_FREE)
+    assert [part[0] for part in parts] == [*range(MOST_FREE // 2), 0, 1, 2]
+
+
+def test_few_pieces_are_kept_and_not_too_many_made(monkeypatch):
+    monkeypatch.setattr(transfer, "_free", free := [None] * (MOST_FREE + 3))
+    monkeypatch.setattr(transfer._Piece.__del__, "__defaults__", (free, MOST_FREE))
+    held = pieces(MOST_FREE + 3)
+    assert not free
+    held += pieces(2)  # other memory
+    held.clear()
+    assert (free.count(None), len(free)) == (3, MOST_FREE + 3)
+    assert None not in free[3:], "those that were used are used first"
