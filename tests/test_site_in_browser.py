@@ -71,3 +71,15 @@ def test_figures_fit_the_page_and_diagrams_can_be_read(site, chromium):
         assert drawn
         assert min(drawn.values()) > 0.9, "letters of at least 11 pixels"
     assert "pipeline-narrow.svg" in drawn
+
+
+def test_lines_of_code_fit_a_small_screen(site, chromium):
+    page = chromium.new_page(viewport={"width": 1280, "height": 800})
+    for name in "index.html", "start/index.html", "tour/index.html", "training/index.html", "migrating/index.html":
+        page.goto((site / name).as_uri())
+        lines = page.eval_on_selector_all("pre > code", "all => all.map(each => each.textContent.split('\\n')).flat()")
+        hidden = page.eval_on_selector_all("pre > code", "all => all.map(each => each.scrollWidth - each.clientWidth)")
+        assert max(map(len, lines)) > 90
+        assert max(hidden) <= 0, name
+    assert max(map(len, lines)) == 120, "the longest line that there may be"
+    page.close()
