@@ -180,9 +180,10 @@ def report() -> Iterator[str]:
     count = len(kernels.__all__)
     yield f"kernels   {count - len(kernels.MISSING)} of {count} compiled"
     if kernels.MISSING:
-        cost = f"without {' '.join(kernels.MISSING)} all run in Python, several times slower"
-        yield f"          {cost}; reinstall where a C compiler is found"
-    yield f"JPEG      decoded by {jpeg.library() or 'Pillow, image by image: no libjpeg-turbo is found'}"
+        yield f"          without {' '.join(kernels.MISSING)} all run in Python, several times slower"
+        yield f"          {kernels.cure()}"
+    reason = "no libjpeg-turbo is found" if kernels.IS_COMPILED else "its kernel is not compiled"
+    yield f"JPEG      decoded by {jpeg.library() or f'Pillow, image by image: {reason}'}"
     try:
         requirements = metadata.requires("tarshards") or []
     except metadata.PackageNotFoundError:

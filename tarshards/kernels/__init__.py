@@ -15,6 +15,8 @@ together because compiled kernels alone may touch the files that ``mapped`` maps
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
 from types import ModuleType
@@ -42,3 +44,25 @@ def __getattr__(name: str) -> ModuleType:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = globals()[name] = import_module(f"{__name__}._{name}{'' if IS_COMPILED else '_py'}")
     return module
+
+
+@cache
+def warn_if_missing() -> None:
+    """Log, once per process, that kernels are missing, what that costs, and the cure."""
+    if not IS_COMPILED:
+        import logging
+
+        logging.getLogger("tarshards").warning(
+            "the native kernels are not compiled, so small samples are read several times more slowly; %s", cure()
+        )
+
+
+def cure() -> str:
+    """Return how to get the missing kernels."""
+    source = os.path.dirname(os.path.dirname(__path__[0]))
+    if os.path.exists(f"{source}/setup.py"):
+        return (
+            f"tarshards is imported from its source, {source}: run `pip install -e .` there, or move your program to "
+            "another folder, where it imports the installed package"
+        )
+    return "reinstall tarshards where a C compiler is found"

@@ -12,6 +12,7 @@ from itertools import islice, product, starmap
 from operator import add, attrgetter
 from typing import Any
 
+from tarshards import kernels
 from tarshards.errors import UrlError, shortened, visible
 from tarshards.storage.derived import COLUMNS, INDEX
 from tarshards.storage.location import CHAINED, FAMILIES, SEPARATOR, Location
@@ -112,6 +113,7 @@ def find_shards(
     ['a-0.tar', 'a-1.tar']
     """
     check_end(end)
+    kernels.warn_if_missing()  # here since all who read begin with a shard expression
     shards = _joined_shards(_expand(spec, (), remote, {}), spec)
     if not shards:
         raise UrlError("the shard expression is empty", url=spec_name(spec) or None)

@@ -13,7 +13,6 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from tarshards import kernels
 from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.errors import (
@@ -481,8 +480,6 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
 
     Raises ShardIndexError, which names a shard, if indexes are required and that shard has none.
     """
-    if not kernels.IS_COMPILED:
-        _log_missing_kernels()
     opening.connect(urls)
     shards = opening.find_shards(urls)
     indexed = _indexed(shards, opening, options)
@@ -585,15 +582,6 @@ def _log_unequal_steps() -> None:
     log.warning(
         "without indexes ranks may take different numbers of steps, and wait for each other forever at the end: "
         "create indexes with `tarindex`, or give steps="
-    )
-
-
-@cache
-def _log_missing_kernels() -> None:
-    """Log, once per process, that the kernels are missing, and the cost."""
-    log.warning(
-        "the native kernels are not compiled, so small samples are read about 4 times more slowly; "
-        "reinstall tarshards where a C compiler is found (python -m tarshards lists the kernels)"
     )
 
 

@@ -53,10 +53,13 @@ def test_report_without_kernels(monkeypatch):
     lines = list(program.report())
     assert lines[1] == f"kernels   0 of {len(kernels.__all__)} compiled"
     assert all(name in lines[2] for name in kernels.__all__)
+    assert lines[3].strip() == kernels.cure()
     monkeypatch.setattr(kernels, "MISSING", ["rows"])
     assert "without rows all run in Python" in [*program.report()][2]
     monkeypatch.setattr(jpeg, "library", lambda: None)
-    assert "JPEG      decoded by Pillow, image by image: no libjpeg-turbo is found" in program.report()
+    for is_compiled, reason in (True, "no libjpeg-turbo is found"), (False, "its kernel is not compiled"):
+        monkeypatch.setattr(kernels, "IS_COMPILED", is_compiled)
+        assert f"JPEG      decoded by Pillow, image by image: {reason}" in program.report()
 
 
 def test_commands_of_a_removed_part_are_unknown(monkeypatch):

@@ -471,16 +471,6 @@ def test_workers_resume_after_damage(make_shards, tmp_path, workers):
     assert ledger.samples == 199
 
 
-def test_missing_kernels_are_logged_once(make_shards, monkeypatch, caplog):
-    monkeypatch.setattr("tarshards.kernels.IS_COMPILED", False)
-    sources._log_missing_kernels.cache_clear()
-    urls = make_shards(1)
-    for _ in range(2):
-        assert len(list(Stream.from_shards(urls))) == 3
-    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "about 4 times more slowly; reinstall" in record.message
-
-
 @pytest.mark.parametrize("index", [True, False])
 def test_a_dataset_without_samples_is_an_error(make_uneven, index):
     stream = Stream.from_shards(make_uneven([0, 0, 0]), index=index)
