@@ -238,7 +238,8 @@ class LastingFile(io.BufferedWriter):
     """
 
     def __init__(self, raw: io.FileIO):
-        super().__init__(raw, BUFFER)
+        # From Python 3.14 on, a piece as large as the buffer would bypass it, and a signal could cut it.
+        super().__init__(raw, BUFFER + 1)
         self._left: Sequence[Any] = ()  # pieces of the write that was interrupted
         self._patience: float | None = None  # seconds to wait for a reader
 
