@@ -25,6 +25,7 @@ import msgpack
 import pytest
 from programs import load_kernel
 from tar_corpus import entry, header, pax, seal
+from with_torch import tariterators
 
 from tarshards import IndexedShards, Ledger, read_msgpack, read_samples
 from tarshards.epoch.proportions import Mixture
@@ -53,7 +54,6 @@ from tarshards.tar import elsewhere
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, expand, link_target, member_at
 from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, _Members, read_archive, read_members, scan
 from tarshards.testing.faulty_server import Answer, serving
-from tarshards.webdataset import tariterators
 
 STEEPEST = 1.2  # the exponent
 LONGEST = 10  # links in a chain here, not 40, so that shorter inputs show the growth

@@ -29,7 +29,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from soak import SOAK
-from with_torch import ShardDataset, ShardLoader
+from with_torch import ShardDataset, ShardLoader, tariterators, webdataset
 
 from tarshards import (
     ArrayLoader,
@@ -42,7 +42,6 @@ from tarshards import (
     read_msgpack,
     read_samples,
     readers,
-    webdataset,
 )
 from tarshards.cli import tarcat, tarcheck, tarsort, tarsplit
 from tarshards.errors import DecodeError, OpenError, SampleError, StateError, TarError, TarshardsError, UrlError
@@ -64,7 +63,6 @@ from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.remote import Remote
 from tarshards.verbs.check import check_shards
 from tarshards.verbs.repair import repair_shards
-from tarshards.webdataset import tariterators
 
 NUMBERS = [-1, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, -(2**70), 1.5, float("inf"), float("nan")]
 VALUES = [*NUMBERS, None, True, "", "x", "\0", "\ud800", "9" * 50, [], [1], [[]], [None], ["a"], [[0, 1]], {}, {"a": 1}]

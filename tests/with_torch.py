@@ -27,10 +27,20 @@ if find_spec("torch"):
     import torch
     from torch.utils.data import DataLoader, Subset
 
-    from tarshards import ShardDataset, ShardLoader
+    from tarshards import ShardDataset, ShardLoader, webdataset
+    from tarshards.webdataset import tariterators
 else:
-    torch = DataLoader = Subset = ShardDataset = ShardLoader = Missing()
+    torch = DataLoader = Subset = ShardDataset = ShardLoader = webdataset = tariterators = Missing()
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
 
-__all__ = ["DataLoader", "ShardDataset", "ShardLoader", "Subset", "needs_torch", "torch"]
+__all__ = [
+    "DataLoader",
+    "ShardDataset",
+    "ShardLoader",
+    "Subset",
+    "needs_torch",
+    "tariterators",
+    "torch",
+    "webdataset",
+]

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import feed_specs
 import numpy as np
 import pytest
-import torch
 from fed import fed
 from forked import run_in_threads
-from torch.utils.data import DataLoader
+from with_torch import DataLoader, ShardDataset, ShardLoader, torch
 
-from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, TarWriter, mix, readers
+from tarshards import ArrayLoader, Stream, TarWriter, mix, readers
 from tarshards.index.build import build_index
 
 pytestmark = [

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from readers_data import npy, picture, read, saved, whole
-from with_torch import needs_torch
+from with_torch import ShardDataset, ShardLoader, needs_torch
 
-from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, ShardWriter, Stream, augment, readers
+from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, augment, readers
 from tarshards.loaders.arrays.readers import crops
 from tarshards.loaders.arrays.readers.draws import draws_of
 
