@@ -72,7 +72,7 @@ def outcome(read, header):
     """What *read* returns, or the error that it raises."""
     try:
         return read(header)
-    except ValueError as error:
+    except Exception as error:  # numpy falls back to Python's tokenizer, which raises any error
         return f"{error}"
 
 
