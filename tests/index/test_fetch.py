@@ -477,8 +477,8 @@ def blocks_of(shards: IndexedShards) -> list[Path]:
 @pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 def test_blocks_of_a_cache_stay_mapped(cached, site, monkeypatch):
     shards, samples = cached
-    monkeypatch.setattr(BlockCache, "take", None)
-    monkeypatch.setattr(BlockCache, "hold", None)
+    monkeypatch.setattr(BlockCache, "fill", None)
+    monkeypatch.setattr(BlockCache, "fill_mapped", None)
     before = traffic.so_far().cache_hits
     assert epoch(shards, 1) == samples
     assert traffic.so_far().cache_hits - before == len(blocks_of(shards)) == BLOCKS
