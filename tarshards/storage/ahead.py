@@ -56,7 +56,8 @@ class FetchQueue(Generic[F]):
         self._upcoming, self._run = upcoming, run
         self._next: F | None = None  # the next request, if it did not fit into the budget
         self._begun: set[F] = set()  # requests that have begun and are not released
-        self._under_way, self._most = 0, connections
+        self._under_way: set[F] = set()
+        self._most = connections
         self._is_closed = False
 
     def fits(self, fetch: F) -> bool:
@@ -66,7 +67,7 @@ class FetchQueue(Generic[F]):
     def extend(self) -> None:
         """Begin the next requests, as far as the budget allows; call this when *upcoming* has new ones."""
         with self.lock:
-            while self._under_way < self._most and not self._is_closed:
+            while len(self._under_way) < self._most and not self._is_closed:
                 fetch = self._next = self._next or self._upcoming()
                 if fetch is None:
                     return
@@ -92,18 +93,14 @@ class FetchQueue(Generic[F]):
         fetch.counted = fetch.size
         self.held += fetch.size
         self._begun.add(fetch)
-        self._under_way += 1
-        fetch.work = start(self._run(fetch), self._end)
+        self._under_way.add(fetch)
+        fetch.work = start(self._run(fetch), partial(self._end, fetch))
         return fetch.work
 
-    def _end(self, _: object) -> None:
-        with suppress(RuntimeError):  # the program ends
-            soon(self._go_on)  # what comes next may have to be asked for
-
-    def _go_on(self) -> None:
-        with self.lock:
-            self._under_way -= 1
-            self.extend()
+    def _end(self, fetch: F, _: object) -> None:
+        self._under_way.discard(fetch)
+        with suppress(RuntimeError):  # no thread can be started: who releases a fetch begins the next ones
+            soon(self.extend)  # what comes next may have to be asked for
 
     def release(self, fetch: F) -> None:
         """Return the bytes of *fetch* to the budget and begin the next requests. If it has not begun, it never does."""

@@ -137,6 +137,20 @@ def test_an_error_is_raised_at_who_takes_the_fetch_and_others_go_on():
     assert numbers.queue.take(numbers.fetches[14]) == 14
 
 
+def test_who_releases_a_fetch_begins_the_next_if_no_thread_can_be_started(monkeypatch):
+    def refuse(function):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ahead, "soon", refuse)
+    numbers = Numbers([1] * 4, budget=1000, connections=2)
+    numbers.allowed.set()
+    numbers.queue.extend()
+    for number in range(2):
+        assert numbers.queue.take(numbers.fetches[number]) == number
+        numbers.queue.release(numbers.fetches[number])
+    wait_until(lambda: numbers.under_way == list(range(4)))
+
+
 def test_a_closed_queue_begins_nothing_and_ends_what_has_begun():
     numbers = Numbers([1] * 20, budget=1000, connections=10)
     numbers.queue.extend()
@@ -273,7 +287,7 @@ def test_a_reader_that_is_left_leaves_no_thread_at_work(site, tmp_path):
     for fetch in fetches:
         assert fetch.is_over
     wait_until(lambda: all(fetch.work is None or fetch.work.done() for fetch in fetches))
-    wait_until(lambda: reader._queue._under_way == 0)
+    wait_until(lambda: not reader._queue._under_way)
 
 
 def test_a_file_is_whole_though_others_come_while_it_is_opened(site, tmp_path, monkeypatch):
