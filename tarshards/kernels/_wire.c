@@ -44,6 +44,10 @@ static int receive_ready(struct pollfd *sockets, Entry *entries, Py_ssize_t coun
             is_over = 1;
             continue;
         }
+        if (entry->done && sockets[i].revents & POLLERR) { /* the next call returns the error, which is told once */
+            is_over = 1;
+            continue;
+        }
         const Py_ssize_t left = entry->place.len - entry->done;
         const ssize_t got = recv(sockets[i].fd, (char *)entry->place.buf + entry->done, (size_t)left, MSG_DONTWAIT);
         if (got > 0) {

@@ -41,6 +41,9 @@ def receive(waits: Sequence[Any], milliseconds: int) -> list[tuple[int, int]]:
             if place is None:
                 found[number] = events
                 continue
+            if done[number] and events & select.POLLERR:  # the next call returns the error, which is told once
+                found[number] = done[number]
+                continue
             try:
                 with suppress(BlockingIOError):
                     count = os.readv(descriptor, [memoryview(place)[done[number] :]])

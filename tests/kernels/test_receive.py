@@ -112,6 +112,17 @@ def test_an_end_and_a_failure(kernel):
         assert ends == [0, -errno.ECONNRESET]
 
 
+def test_a_failure_after_some_bytes_is_told_by_the_next_call(kernel):
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as mine:
+        mine.setblocking(False)
+        other, _ = listener.accept()
+        other.send(b"ab")
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        other.close()
+        found = [kernel.receive([(mine.fileno(), POLLIN, bytearray(5))], 10_000) for _ in range(2)]
+        assert found == [[(0, 2)], [(0, -errno.ECONNRESET)]]
+
+
 def test_a_closed_descriptor_is_an_event(kernel, pairs):
     pairs[0][1].close()
     ((number, events),) = kernel.receive(waits_of(pairs[:1], [None]), 10_000)
