@@ -36,7 +36,7 @@ test-pythons:
 # Tests against other packages and servers: DALI, Dask, trainers, Kubernetes' schema and client, S3, Slurm; and
 # webdataset's own tests, which only its source distribution contains.
 test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan $(VENV)/daft $(VENV)/azurite $(VENV)/imgaug \
-    $(VENV)/torchvision
+    $(VENV)/torchvision $(VENV)/lerobot
 	-$(BIN)/python tests/compat/run_upstream.py --fetch
 	$(BIN)/python -m pytest $(PARALLEL) -m interop $(PYTEST)
 
@@ -61,6 +61,12 @@ $(VENV)/azurite: $(VENV)/.interop
 # torchvision, too: other packages import it where it is installed, and PyPI's fails beside a torch without CUDA.
 $(VENV)/torchvision: $(VENV)/.interop
 	$(PIP) --no-deps --target $@ torchvision==0.28.0
+
+# LeRobot, too: it requires old versions of torch and datasets, and much that its datasets do not use. 0.4.4 is the last
+# for Python 3.11. gym-pusht, the simulation that its test records, requires an OpenCV with windows.
+$(VENV)/lerobot: $(VENV)/.interop
+	$(PIP) --no-deps --target $@ lerobot==0.4.4 torchcodec==0.13.0 gym-pusht==0.1.8 gymnasium==1.4.0 cloudpickle \
+	    farama-notifications pymunk==6.11.1 cffi pycparser pygame==2.6.1 shapely opencv-python-headless==5.0.0.93
 
 # Of imgaug only the photo with its annotations is read.
 $(VENV)/imgaug: $(VENV)/.interop

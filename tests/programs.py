@@ -29,6 +29,7 @@ PACKAGES = {
     "chromium": ["chromium"],
     "curl": ["curl"],
     "espeak-ng": ["espeak-ng"],
+    "ffmpeg": ["ffmpeg"],
     "fish": ["fish"],
     "git": ["git"],
     "gm": ["graphicsmagick"],
