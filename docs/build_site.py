@@ -50,10 +50,12 @@ ELSEWHERE = {
 UNSEARCHED = ["benchmarks/profile.md", "benchmarks/results.md"]
 #: What readers may type into the search, and where its first result is to lead.
 SEARCHES = {
+    "action chunk": "guides/robots/#windows-by-delta_timestamps-observations-action-chunks-padding",
     "azure": "glossary/#azure",
     "bad header checksum": "troubleshooting/archives/#bad-header-checksum",
     "Croissant": "guides/publishing/#dataset-card-croissant-and-the-other-files",
     "dataset card": "guides/publishing/#dataset-card-croissant-and-the-other-files",
+    "delta_timestamps": "guides/robots/#windows-by-delta_timestamps-observations-action-chunks-padding",
     "dicom": "glossary/#dicom",
     "DistributedSampler": "glossary/#distributedsampler",
     "flac": "glossary/#flac-wav-mp3-opus",
@@ -61,7 +63,7 @@ SEARCHES = {
     "index": "glossary/#index",
     "IterableDataset": "glossary/#iterabledataset",
     "kaldi": "guides/speech/#kaldi-wavscp-text-and-segments",
-    "LeRobot": "glossary/#lerobot-rlds",
+    "LeRobot": "glossary/#lerobot-delta_timestamps-action-chunks",
     "lhotse": "guides/speech/#lhotse-shar",
     "lmdb": "glossary/#lmdb-lmdbcached",
     "map-style": "glossary/#map-style-dataset",
@@ -73,6 +75,7 @@ SEARCHES = {
     "push_to_hub": "glossary/#push_to_hub",
     "pydicom": "guides/medicine/#files-as-they-are-dcm-nii-and-niigz-by-pydicom-and-nibabel",
     "resume": "glossary/#resume",
+    "robot": "guides/robots/",
     "shuffle": "glossary/#shuffle",
     "shuffle buffer": "glossary/#shardshuffle-detshuffle-shuffle-buffer",
     "tensorcom": "glossary/#tensorcom",

@@ -26,9 +26,9 @@ features = {
 datasets.disable_progress_bars()
 dataset = LeRobotDataset.create("me/pushes", fps=10, features=features, root=sys.argv[1])
 rng = np.random.default_rng(0)
-for number in range(8):
+for number in range(6):
     seen, _ = world.reset(seed=number)
-    for _ in range(rng.integers(20, 40)):
+    for _ in range(rng.integers(15, 26)):
         block = np.array(world.unwrapped.block.position)
         action = np.clip(rng.normal(block, 60), 0, 512).astype(np.float32)  # pushes where the block is, roughly
         frame = {

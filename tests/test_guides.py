@@ -373,6 +373,32 @@ def test_medicine(follow, tmp_path):
 
 
 @pytest.mark.interop
+def test_robots(follow, run, tmp_path):
+    need("ffmpeg")
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    folders = [Path(sys.prefix, name) for name in ("lerobot", "torchvision")]  # where `make test-interop` installs them
+    if not all(folder.exists() for folder in folders):
+        pytest.skip("lerobot is not installed")
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONWARNINGS": "ignore", "HF_HOME": str(tmp_path)}
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    printed = follow("robots.md", **paths)
+    (frames,) = re.findall(r"^6 episodes, (\d+) frames, in pushes$", printed, re.MULTILINE)
+    assert re.findall(r"^epoch (\d): (\d+) windows, loss \d", printed, re.MULTILINE) == [("0", frames), ("1", frames)]
+    assert re.search(r"^the mean action of the first four episodes: \[\d", printed, re.MULTILINE)
+
+    twin, compare = ROOT / "tests/examples/twins/robots.py", ROOT / "tests/examples/lerobot_items.py"
+    assert f"epoch 1: {frames} windows, loss " in run("python", str(twin), "pushes", **paths).stdout
+    with range_server.serving(tmp_path / "shards") as site:
+        done = run("python", str(compare), "pushes", "shards", site.url, **paths)
+    assert done.stdout == f"{4 * int(frames)} equal items\n", done.stderr
+
+    state = json.loads((tmp_path / "state.json").read_text()) | {"epoch": 1, "position": 64}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    done = run("python", "examples/robots.py", "shards", "state.json", **paths)
+    assert done.stdout.startswith(f"epoch 1: {int(frames) - 64} windows, loss "), done.stderr
+
+
+@pytest.mark.interop
 def test_publishing(follow, tmp_path):
     for package in ("datasets", "huggingface_hub", "sklearn"):
         pytest.importorskip(package, reason=f"needs {package}")
