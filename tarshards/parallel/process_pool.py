@@ -108,6 +108,9 @@ class ProcessPool(Executor):
         process.close()
 
 
+_BEFORE_RESULTS = ' before its first result; a script must start processes below `if __name__ == "__main__":`'
+
+
 class _Process:
     """A process and the pipe to it."""
 
@@ -135,8 +138,11 @@ class _Process:
                     self._process.start()
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            except BaseException:
+            except BaseException as error:
                 self._pipe.close()  # ends the process
+                # From Python 3.14 on, the server of forks imports the main module first, and ends if that fails.
+                if not forks and isinstance(error, EOFError | ConnectionError):
+                    raise OpError(f"its process ended{_BEFORE_RESULTS}") from error
                 raise
             finally:
                 theirs.close()
@@ -154,7 +160,7 @@ class _Process:
             status = self._join()
             end = ending(status)
             if self._imports and status == 1:
-                end += ' before its first result; a script must start processes below `if __name__ == "__main__":`'
+                end += _BEFORE_RESULTS
             raise OpError(f"its process {end}") from broken
         self._imports = False
         if error is not None:
