@@ -34,7 +34,10 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 def has_index(shards: Shards) -> list[bool]:
     """Return for each shard whether it has a sidecar; large folders are listed, remote ones requested in parallel."""
     if not _are_local(shards):
-        return list(for_each_shard(_has_index, shards.locations()))
+        from tarshards.storage.wire import results
+
+        locations = shards.locations()
+        return list(results(map(_has_index, locations), 2 * locations[0].remote.connections))
     paths = paths_of(shards.urls)
     there = [False] * len(paths)
     for (shard_folder, folder), numbers in _by_folder(paths, shards.column("index_dir")).items():
@@ -77,12 +80,24 @@ def _listed(folder: str, bases: list[str]) -> bytes | None:
     return found
 
 
-def _has_index(location: Location) -> bool:
+def _has_index(location: Location) -> Steps[bool]:
+    """Return whether a shard has a sidecar; a thread waits only for stores that are not read over our connections."""
+    from tarshards.storage.transfer import HEAD, begin_transfer, find_address
+    from tarshards.storage.wire import loading
+
     try:
-        return not location.is_stream and index_location(location).exists()
+        if location.is_stream:
+            return False
+        sidecar = index_location(location)
+        address = (yield from find_address(sidecar)) if sidecar.is_remote else None
+        if address is None:
+            return (yield from loading(sidecar.exists))
+        (yield from begin_transfer(address, HEAD)).close()
+        return True
     except OpenError as error:
-        if location.is_remote and is_refused(error):
-            return False  # a store refuses names that it does not show, or that are not signed
+        # A store refuses names that it does not show, or that are not signed.
+        if is_missing(error) or (location.is_remote and is_refused(error)):
+            return False
         raise
 
 
@@ -358,13 +373,11 @@ def for_some_shards(function: Callable[[range], Any], shards: Shards | Sequence[
             begin += FEW
             continue
         from tarshards.parallel.calls import bounded_map
-        from tarshards.storage.connections import fetching_threads
+        from tarshards.storage.wire import LOADERS, loading_threads
 
         end = min(begin + MANY, len(shards)) if is_local else len(shards)
-        first = shards[begin]
-        connections = (first.location() if isinstance(first, Shard) else first).remote.connections
         each = [range(number, number + 1) for number in range(begin, end)]
-        yield from bounded_map(function, each, executor=fetching_threads(connections), window=2 * connections)
+        yield from bounded_map(function, each, executor=loading_threads(), window=2 * LOADERS)
         begin, is_quick = end, is_local
 
 

@@ -17,7 +17,6 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tarshards import kernels
-from tarshards.parallel.calls import DaemonThreads
 from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
@@ -396,14 +395,6 @@ def connect_ahead(url: str, count: int, *, files: int = 0, timeout: float) -> No
 def _open_one(server: WebServer, timeout: float) -> Steps[None]:
     with suppress(OSError, ValueError, http.client.HTTPException):
         server.put((yield from _connect(server, timeout)))
-
-
-def fetching_threads(connections: int, use: str = "fetch") -> DaemonThreads:
-    """Return the pool of *connections* threads that this process has for one *use*."""
-    return _threads()(connections, f"tarshards-{use}")
-
-
-_threads = PerProcess(lambda: cache(DaemonThreads))
 
 
 class _AnsweredEarly(Exception):

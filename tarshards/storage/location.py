@@ -791,16 +791,13 @@ def _have_none(urls: list[str], *marks: str) -> bool:
 def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -> Iterator[T]:
     """Yield ``function(location)`` for every URL, in their order.
 
-    Remote ones are looked up by as many threads as the first may have connections.
+    Remote ones are looked up by threads.
     """
     locations = [Location.of(url) for url in urls]
     if all(location.is_local for location in locations):
         yield from map(function, locations)
         return
-    from concurrent.futures import ThreadPoolExecutor
-
     from tarshards.parallel.calls import bounded_map
+    from tarshards.storage.wire import LOADERS, loading_threads
 
-    threads = locations[0].remote.connections
-    with ThreadPoolExecutor(threads) as executor:
-        yield from bounded_map(function, locations, executor=executor, window=2 * threads)
+    yield from bounded_map(function, locations, executor=loading_threads(), window=2 * LOADERS)

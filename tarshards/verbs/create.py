@@ -6,9 +6,8 @@ import os
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.parallel.calls import settled
@@ -22,6 +21,9 @@ from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.tar.read import MEMBER_LIMIT
+
+if TYPE_CHECKING:
+    from tarshards.storage.wire import Steps, Task
 
 Row = tuple[str, list[bytes] | TarshardsError]  # origin, and cells or why there are none
 FIRST_AHEAD = 4  # samples that are fetched at once before the size of any is known
@@ -45,6 +47,17 @@ class FieldSources(NamedTuple):
         if location.scheme in ("", "-", "file") or os.path.lexists(path):
             return read_file(path)
         return location.read(MEMBER_LIMIT)
+
+    def read_ahead(self, name: str) -> Steps[bytes]:
+        """Return what ``read`` does; a thread waits only for what is not read over our own connections."""
+        from tarshards.storage.transfer import find_address, read_whole
+        from tarshards.storage.wire import loading
+
+        if self.is_remote(name):
+            location = Location.of(name)
+            if (address := (yield from find_address(location))) is not None:
+                return bytes(location.check_length((yield from read_whole(address, MEMBER_LIMIT + 1)), MEMBER_LIMIT))
+        return (yield from loading(self.read, name))
 
     def is_remote(self, name: str) -> bool:
         """Return whether reading *name* waits for a server."""
@@ -80,6 +93,17 @@ class Unread(NamedTuple):
             return error
         return sample
 
+    def read_ahead(self, sources: FieldSources) -> Steps[Sample | TarshardsError]:
+        """Return what ``read`` does."""
+        sample: Sample = {"__key__": self.key, "__url__": self.origin}
+        try:
+            for field, (origin, data) in self.data.items():
+                with located(origin):
+                    sample[field] = (yield from sources.read_ahead(data)) if isinstance(data, str) else data
+        except TarshardsError as error:
+            return error
+        return sample
+
 
 def _read_all(unread: Iterable[Unread | TarshardsError], sources: FieldSources) -> Iterator[Sample | TarshardsError]:
     """Yield the samples, or why one cannot be read, in the same order; those of servers are fetched ahead."""
@@ -96,12 +120,11 @@ def _read_all(unread: Iterable[Unread | TarshardsError], sources: FieldSources) 
 
 def _fetch_ahead(unread: Iterable[Unread], sources: FieldSources) -> Iterator[Sample | TarshardsError]:
     """Fetch samples over several connections at once; as many of the largest as may be held fit into the memory."""
-    from tarshards.storage.connections import fetching_threads
+    from tarshards.storage.wire import drop, start
 
     remote = Remote()
-    threads, budget = fetching_threads(remote.connections, "fields"), remote.budget()
-    pending: deque[Future[Sample | TarshardsError]] = deque()
-    taken = largest = 0
+    budget, taken, largest = remote.budget(), 0, 0
+    pending: deque[Task[Sample | TarshardsError]] = deque()
 
     def take() -> Sample | TarshardsError:
         nonlocal taken, largest
@@ -113,14 +136,14 @@ def _fetch_ahead(unread: Iterable[Unread], sources: FieldSources) -> Iterator[Sa
 
     try:
         for each in unread:
-            pending.append(threads.submit(each.read, sources))
+            pending.append(start(each.read_ahead(sources)))
             while len(pending) >= max(1, min(FIRST_AHEAD + taken, 2 * remote.connections, budget // max(1, largest))):
                 yield take()
         while pending:
             yield take()
     finally:
-        for future in pending:
-            future.cancel()
+        for work in pending:
+            drop(work)
 
 
 def read_plan(

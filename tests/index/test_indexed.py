@@ -24,7 +24,7 @@ from tarshards.index import inventory
 from tarshards.index import open as opening
 from tarshards.index.build import build_index
 from tarshards.parallel.calls import DaemonThreads
-from tarshards.storage import connections
+from tarshards.storage import wire
 from tarshards.testing.faulty_server import Answer, Server
 from tarshards.testing.faulty_server import serving as serving_answers
 
@@ -209,7 +209,7 @@ def test_pickled_copies_open_anew(write, tmp_path):
 
 def test_threads_are_started_only_for_many_files_that_are_waited_for(make_uneven, monkeypatch):
     pools = []
-    monkeypatch.setattr(connections, "fetching_threads", lambda count: pools.append(count) or DaemonThreads(count))
+    monkeypatch.setattr(wire, "loading_threads", lambda: pools.append(1) or DaemonThreads(4))
     urls = expand_urls(make_uneven([4, 7, 1]))
     assert (len(IndexedShards(urls)), pools) == (12, [])
     monkeypatch.setattr(inventory, "FEW", 2)
