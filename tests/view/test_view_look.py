@@ -251,6 +251,13 @@ def test_damage_is_shown_in_the_grid(screen, tmp_path):
             assert box["width"] >= 2.9
             assert box["x"] + box["width"] <= bar["x"] + bar["width"] + 0.1
         assert "gap: no valid members" in screen.text_content(".legend")
+        assert screen.text_content("[aria-label=damage] p").startswith(screen.text_content("tbody td") + ", ")
+        tops = """all => all.map((each) => {
+          const range = document.createRange();
+          range.selectNodeContents(each);
+          return new Set([...range.getClientRects()].map((line) => line.top)).size;
+        })"""
+        assert max(screen.eval_on_selector_all("th, td:last-child a", tops)) == 1, "no word is broken"
 
 
 def test_the_query_box_completes_and_says_what_is_wrong(screen, server):

@@ -22,14 +22,15 @@ export async function showShards(host, source, { begin = 0, check }) {
   if (check === undefined) return;
   map.replaceChildren("checking …");
   try {
-    map.replaceChildren(damageMap(await source.ask("damage", { shard: check })));
+    const { name } = found.rows.find((shard) => shard.number === check) ?? {};
+    map.replaceChildren(damageMap(name ?? `shard ${check}`, await source.ask("damage", { shard: check })));
   } catch (error) {
     map.replaceChildren(element("p", { class: "error" }, line(error.message)));
   }
 }
 
-/** Return a bar that is as long as the shard, with its gaps and findings at their offsets, and the list of these. */
-function damageMap({ size, gaps, findings, whole, lost }) {
+/** Return a bar that is as long as the shard *name*, with its gaps and findings at their offsets, and the list of these. */
+function damageMap(name, { size, gaps, findings, whole, lost }) {
   const bar = element("div", { class: "damage", role: "img", "aria-label": `${counted(gaps.length, "gap")} in ${inBytes(size)}` });
   const mark = (begin, end, kind, title) => {
     const mark = element("span", { class: kind, title });
@@ -43,7 +44,7 @@ function damageMap({ size, gaps, findings, whole, lost }) {
     element("span", { class: `sign ${finding.severity}` }, finding.severity), ` ${finding.kind}: `, finding.offset === null ? "" : `offset ${finding.offset.toLocaleString("en")}: `,
     finding.key ? element("a", { href: linkTo({ key: finding.key }) }, line(finding.key)) : "", ` ${line(finding.reason)}`));
   return element("section", { class: "field", "aria-label": "damage" },
-    element("p", {}, `${inBytes(size)}: ${counted(whole, "whole sample")}, ${counted(lost, "lost sample")}, ${counted(gaps.length, "gap")}`), bar,
+    element("p", {}, `${line(name)}, ${inBytes(size)}: ${counted(whole, "whole sample")}, ${counted(lost, "lost sample")}, ${counted(gaps.length, "gap")}`), bar,
     element("p", { class: "legend" }, ...LEGEND.flatMap(([kind, text]) => [element("span", { class: `sign ${kind}` }), ` ${text} `])),
     items.length ? element("ul", {}, ...items) : element("p", {}, "nothing was found"));
 }
