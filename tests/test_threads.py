@@ -1,4 +1,4 @@
-"""Whatever is asked of web servers, the threads of a process are few: 8, and one for 4 requests under way."""
+"""Whatever is read from web servers, the threads of a process are few: 8, and one for 4 requests under way."""
 
 import threading
 
@@ -9,14 +9,13 @@ from tar_corpus import pack
 from tarshards import Remote, Stream
 from tarshards.index.inventory import has_index
 from tarshards.storage.expressions import find_shards
-from tarshards.storage.location import Location, look_up
 from tarshards.tar.read import END
 from tarshards.verbs.create import read_plan
 
 COUNT = 100
 REMOTE = Remote()
 MOST = 8 + REMOTE.connections // 4
-OURS = ("tarshards", "ThreadPoolExecutor")  # how the names of our threads begin
+OURS = ("tarshards-wire", "tarshards-call", "tarshards-load", "ThreadPoolExecutor")  # how names of threads begin
 
 
 @pytest.fixture
@@ -44,10 +43,6 @@ def test_indexes_that_are_looked_for(site, urls):
     (site.folder / "7.tar.index").write_bytes(b"there")
     assert has_index(find_shards(urls)) == [number == 7 for number in range(COUNT)]
     assert site.rounds <= COUNT // 10, "many are asked for at once"
-
-
-def test_sizes_that_are_looked_up(urls):
-    assert set(look_up(Location.size, urls)) == {1024 + 1024}
 
 
 def test_fields_that_are_fetched(site, urls):

@@ -6,7 +6,7 @@ import os
 import resource
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -82,7 +82,7 @@ def _listed(folder: str, bases: list[str]) -> bytes | None:
 
 def _has_index(location: Location) -> Steps[bool]:
     """Return whether a shard has a sidecar; a thread waits only for stores that are not read over our connections."""
-    from tarshards.storage.transfer import HEAD, begin_transfer, find_address
+    from tarshards.storage.transfer import RemoteFile, Transfer, find_address
     from tarshards.storage.wire import loading
 
     try:
@@ -92,7 +92,8 @@ def _has_index(location: Location) -> Steps[bool]:
         address = (yield from find_address(sidecar)) if sidecar.is_remote else None
         if address is None:
             return (yield from loading(sidecar.exists))
-        (yield from begin_transfer(address, HEAD)).close()
+        with closing(Transfer(RemoteFile(address))) as transfer:
+            yield from transfer.begin(1)
         return True
     except OpenError as error:
         # A store refuses names that it does not show, or that are not signed.
@@ -373,11 +374,11 @@ def for_some_shards(function: Callable[[range], Any], shards: Shards | Sequence[
             begin += FEW
             continue
         from tarshards.parallel.calls import bounded_map
-        from tarshards.storage.wire import LOADERS, loading_threads
+        from tarshards.storage.wire import LOOKERS, looking_threads
 
         end = min(begin + MANY, len(shards)) if is_local else len(shards)
         each = [range(number, number + 1) for number in range(begin, end)]
-        yield from bounded_map(function, each, executor=loading_threads(), window=2 * LOADERS)
+        yield from bounded_map(function, each, executor=looking_threads(), window=2 * LOOKERS)
         begin, is_quick = end, is_local
 
 

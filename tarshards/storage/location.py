@@ -791,13 +791,13 @@ def _have_none(urls: list[str], *marks: str) -> bool:
 def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -> Iterator[T]:
     """Yield ``function(location)`` for every URL, in their order.
 
-    Remote ones are looked up by threads.
+    Threads look up remote ones.
     """
     locations = [Location.of(url) for url in urls]
     if all(location.is_local for location in locations):
         yield from map(function, locations)
         return
     from tarshards.parallel.calls import bounded_map
-    from tarshards.storage.wire import LOADERS, loading_threads
+    from tarshards.storage.wire import LOOKERS, looking_threads
 
-    yield from bounded_map(function, locations, executor=loading_threads(), window=2 * LOADERS)
+    yield from bounded_map(function, locations, executor=looking_threads(), window=2 * LOOKERS)

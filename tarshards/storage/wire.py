@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 STREAM: int = kernels.wire.STREAM
 LOADERS = 8  # threads that load indexes, and read and write blocks of a cache
+LOOKERS = 32  # threads that look up many files, of which each call waits for a disk or a store
 LONGEST = 3600.0  # seconds that a call of the kernel lasts, at most
 
 
@@ -148,6 +149,10 @@ _callers = PerProcess(lambda: DaemonThreads(2, "tarshards-call"))
 
 #: Threads for calls that may wait for the steps of other works, for files, or for other processes.
 loading_threads = PerProcess(lambda: DaemonThreads(LOADERS, "tarshards-load"))
+
+
+#: Threads for calls that look up files by any package, or on a slow disk; they are started where there are many files.
+looking_threads = PerProcess(lambda: DaemonThreads(LOOKERS, "tarshards-look"))
 
 
 def calling(function: Callable[..., T], *arguments: Any) -> Steps[T]:

@@ -209,7 +209,7 @@ def test_pickled_copies_open_anew(write, tmp_path):
 
 def test_threads_are_started_only_for_many_files_that_are_waited_for(make_uneven, monkeypatch):
     pools = []
-    monkeypatch.setattr(wire, "loading_threads", lambda: pools.append(1) or DaemonThreads(4))
+    monkeypatch.setattr(wire, "looking_threads", lambda: pools.append(1) or DaemonThreads(4))
     urls = expand_urls(make_uneven([4, 7, 1]))
     assert (len(IndexedShards(urls)), pools) == (12, [])
     monkeypatch.setattr(inventory, "FEW", 2)

@@ -15,7 +15,7 @@ from leftovers import wait_until
 from range_server import Site, serving
 
 from tarshards.errors import OpenError
-from tarshards.storage import traffic, tuning
+from tarshards.storage import ahead, traffic, tuning
 from tarshards.storage.ahead import Fetch, FetchQueue, ForwardReader, opened_ahead
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url

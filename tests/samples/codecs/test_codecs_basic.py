@@ -102,7 +102,7 @@ def test_json_nested_too_deep_to_write():
     value: list = []
     for _ in range(100_000):
         value = [value]
-    with pytest.raises(EncodeError, match="recursion|Stack overflow"):
+    with pytest.raises(EncodeError, match=r"recursion|Stack overflow"):
         encode_field("json", value)
 
 
