@@ -37,6 +37,7 @@ class SharedBytes:
     def __init__(self, count: int, remote: Remote):
         self._remote, self._lock = remote, PerProcess(Lock)
         self._first = ROW.size * (count + 1)
+        self._given_up: set[int] = set()  # rows that another process has locked for too long
         self._file = os.memfd_create("tarshards", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, self._first + remote.held())
@@ -83,6 +84,8 @@ class SharedBytes:
                 self._release(number + 1)
             else:
                 yield from pausing(next(rests))
+        if not self._found(number + 1):
+            self._given_up.add(number + 1)
         return False
 
     def leave(self, number: int) -> None:
@@ -142,7 +145,7 @@ class SharedBytes:
 
     def _acquire(self, row: int) -> bool:
         """Lock a row; return False if another process, which may be stopped, has it for too long."""
-        end = monotonic() + self._remote.timeout
+        end = monotonic() + (0 if row in self._given_up else self._remote.timeout)
         while not (is_locked := self._lock_row(row)) and monotonic() < end:
             sleep(PAUSE)
         return is_locked

@@ -8,6 +8,7 @@ import pytest
 from tarshards.errors import OpenError
 from tarshards.storage.remote import LEAST_AHEAD, Remote
 from tarshards.storage.shared import SharedBytes
+from tarshards.storage.wire import run
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs files without a name")
 LARGE = LEAST_AHEAD * 3 // 4
@@ -80,3 +81,24 @@ def test_a_forked_process_reads_what_another_received(shared):
     worker.start()
     worker.join()
     assert shared.hold(2, refuse) == b"of the child"
+
+
+@pytest.mark.forks
+def test_a_process_that_is_stopped_is_waited_for_once(monkeypatch):
+    shared = SharedBytes.of(1, Remote(ahead=LEAST_AHEAD, timeout=0.2))
+    here, there = multiprocessing.Pipe()
+
+    def claim():
+        there.send(run(shared.claim(0)))
+        there.recv()
+
+    worker = multiprocessing.get_context("fork").Process(target=claim)
+    worker.start()
+    try:
+        assert here.recv()
+        assert not run(shared.claim(0)), "it takes too long"
+        monkeypatch.setattr("tarshards.storage.shared.sleep", lambda seconds: pytest.fail("waits again"))
+        assert shared.hold(0, lambda allocate: b"of this process") == b"of this process"
+    finally:
+        here.send("end")
+        worker.join()
