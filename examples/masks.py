@@ -20,16 +20,18 @@ move = [
     partial(augment.move_boxes, field="boxes", affine="map", image="image"),
     partial(augment.move_points, field="points", affine="map"),
 ]
-dataset = ShardDataset(sys.argv[1], shuffle=True)
-loader = ShardLoader(dataset, 16, num_workers=2, fields=fields, transforms=move)
 
-model = nn.Conv2d(3, 2, 9, padding=4)
-optimizer = torch.optim.Adam(model.parameters(), 0.01)
-for batch in loader:
-    loss = nn.functional.cross_entropy(model(batch["image"]), batch["mask"])
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-boxes, _ = batch["boxes"]
-visible = (boxes[:, 2:] > boxes[:, :2]).all(1)
-print(f"{len(loader)} steps, loss {loss.item():.3f}; {visible.sum()} of {len(boxes)} boxes in the last crops")
+if __name__ == "__main__":
+    dataset = ShardDataset(sys.argv[1], shuffle=True)
+    loader = ShardLoader(dataset, 16, num_workers=2, fields=fields, transforms=move)
+
+    model = nn.Conv2d(3, 2, 9, padding=4)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for batch in loader:
+        loss = nn.functional.cross_entropy(model(batch["image"]), batch["mask"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    boxes, _ = batch["boxes"]
+    visible = (boxes[:, 2:] > boxes[:, :2]).all(1)
+    print(f"{len(loader)} steps, loss {loss.item():.3f}; {visible.sum()} of {len(boxes)} boxes in the last crops")

@@ -21,15 +21,16 @@ def patches(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"scan": np.stack([scan[box] for box in boxes]), "label": np.stack([label[box] for box in boxes])}
 
 
-dataset = ShardDataset(sys.argv[1], lazy="scan.nii label.nii", shuffle=True)
-loader = ShardLoader(dataset.map(patches, rng=True), 2, num_workers=2)
+if __name__ == "__main__":
+    dataset = ShardDataset(sys.argv[1], lazy="scan.nii label.nii", shuffle=True)
+    loader = ShardLoader(dataset.map(patches, rng=True), 2, num_workers=2)
 
-model = nn.Conv3d(1, 2, 5, padding=2)
-optimizer = torch.optim.Adam(model.parameters(), 0.01)
-for batch in loader:
-    scans, labels = batch["scan"].flatten(0, 1), batch["label"].flatten(0, 1)
-    loss = nn.functional.cross_entropy(model(scans[:, None].float() / 1000), labels.long())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-print(f"{len(loader)} steps, loss {loss.item():.3f}")
+    model = nn.Conv3d(1, 2, 5, padding=2)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for batch in loader:
+        scans, labels = batch["scan"].flatten(0, 1), batch["label"].flatten(0, 1)
+        loss = nn.functional.cross_entropy(model(scans[:, None].float() / 1000), labels.long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"{len(loader)} steps, loss {loss.item():.3f}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -53,6 +54,7 @@ def test_pages_count_and_name_all_tools():
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "tarshards").rglob("*.md"))]
+SKILLS = [ROOT / "skills/tarshards/SKILL.md"]
 #: In code, `tarshards.a.b`: not a path, URL, file or option.
 DOTTED = re.compile(r"(?<![\w./~*-])tarshards(?!\.md\b)(?:\.[A-Za-z_]\w*)+(?!\.|[\w/-]|\*)")
 
@@ -149,3 +151,26 @@ def test_the_version_is_the_latest_release_everywhere():
     assert f"\nversion: {release}\ndate-released: {date}\n" in citation
     assert f"`tarcat (tarshards) {release}`" in (ROOT / "docs/tools/index.md").read_text()
     assert f"tarshards-{release}-" in (ROOT / "docs/install.md").read_text()
+
+
+def starts_workers(node: ast.AST) -> bool:
+    """Whether worker processes are started by what runs when a module with these statements is imported."""
+    if isinstance(node, ast.FunctionDef | ast.Lambda) or (isinstance(node, ast.If) and "__main__" in ast.dump(node)):
+        return False
+    has_workers = isinstance(node, ast.keyword) and node.arg == "num_workers"
+    return (has_workers and ast.dump(node.value) != ast.dump(ast.Constant(0))) or any(
+        map(starts_workers, ast.iter_child_nodes(node))
+    )
+
+
+def test_programs_with_workers_can_be_imported_by_them():
+    """As workers do that are not forked: on macOS, and since Python 3.14."""
+    programs = {str(path): path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    pages = [ROOT / "README.md", ROOT / "docs/tour.md", *(ROOT / "docs/guides").glob("*.md"), *SKILLS]
+    for page in pages:
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        whole = [block for block in blocks if block.startswith("# ") or page.parent.name != "guides"]
+        programs |= {f"{page} {number}": block for number, block in enumerate(whole) if "yield from" not in block}
+    told = [name for name, text in programs.items() if "num_workers" in text]
+    assert len(told) > 8
+    assert [name for name in told if starts_workers(ast.parse(programs[name]))] == []
