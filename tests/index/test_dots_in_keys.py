@@ -6,6 +6,7 @@ import logging
 import pickle
 import subprocess
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgpack
@@ -272,9 +273,9 @@ def test_the_writer_tells_of_the_sample_that_is_too_much(tmp_path, monkeypatch):
 
 
 def test_mapped_samples_that_are_too_much_are_told_too(shard, tmp_path, monkeypatch):
-    monkeypatch.setattr(members, "MAX_FIELDS", 70)
-    with pytest.raises(SampleError, match="80 different fields"):
-        map_shards(dict, [shard], str(tmp_path / "out-{shard:05d}.tar"), per_sample=True, executor=None)
+    monkeypatch.setattr(members, "MAX_FIELDS", 70)  # which processes that are not forked would not see
+    with ThreadPoolExecutor(1) as threads, pytest.raises(SampleError, match="80 different fields"):
+        map_shards(dict, [shard], str(tmp_path / "out-{shard:05d}.tar"), per_sample=True, executor=threads)
 
 
 @pytest.fixture(autouse=True)
