@@ -225,7 +225,8 @@ class ForwardReader:
         return _AheadInput(self, file, transfer)
 
     def _begin(self, file: _File) -> Transfer:
-        """Request the first bytes of a file, which can be read as they arrive."""
+        """Request the first bytes of a file, which can be read as they arrive; if it is opened again, it may differ."""
+        file.remote = RemoteFile(file.remote.address)
         transfer = Transfer(file.remote)
         run(transfer.begin(min(tuning.FIRST_BYTES, self._most)))
         if not transfer.is_whole:

@@ -184,9 +184,9 @@ class Transfer:
 
     def _accept_whole(self, response: Response) -> Steps[None]:
         """Accept a body that begins with the file, and skip the bytes before the position, if there are any."""
-        if self.file.version is None:
-            if response.status != 200:
-                raise self._error(f"unexpected status {response.status}")
+        if response.status != 200:
+            raise self._error(f"unexpected status {response.status}")
+        if self.end is None:
             self.end = response.length
         self.file.keep(Version.of(response, -1 if response.length is None else response.length), self.position)
         skipped, passed = 0, memoryview(bytearray(BUFFER if self.position else 0))

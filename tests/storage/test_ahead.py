@@ -313,6 +313,21 @@ def test_a_file_that_is_opened_again_is_whole_again(site, tmp_path):
             assert stream.read() == data
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_file_that_is_opened_again_may_be_another(ranges):
+    """Nothing that is known of the first lets the second be short."""
+    datas = [random.Random(seed).randbytes(20_000) for seed in range(2)]
+    with misbehaving() as server:
+        reader = ForwardReader([Location(server.play(body=datas[0], default=Answer(ranges=ranges)))])
+        for data, etag in zip(datas, ('"v1"', '"v2"')):
+            server.play(body=data, default=Answer(ranges=ranges, etag=etag))
+            with reader.open(0) as stream:
+                assert stream.read() == data
+        server.play(body=datas[1], default=Answer(ranges=ranges, etag=None, cut=5000))
+        with reader.open(0) as stream, pytest.raises(OpenError, match="broke off, and cannot be resumed"):
+            stream.read()
+
+
 FAULTS = st.builds(
     Answer,
     cut=st.one_of(st.none(), st.integers(0, 3000)),

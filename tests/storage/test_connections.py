@@ -524,6 +524,26 @@ def test_a_part_that_was_requested_before_the_size_was_known_matters_only_if_it_
                 location.read()
 
 
+class Unnamed(Server):
+    """Sends no validator; the first bytes come late, and the whole file breaks off."""
+
+    def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
+        if "range" not in headers:
+            return Answer(etag=None, cut=3 * WINDOW), self.body
+        if not begin_of(headers):
+            wait_until(lambda: len(self.requests) > 1)
+            time.sleep(0.1)
+        return self.default, self.body
+
+
+def test_a_part_that_comes_first_lets_no_file_be_short():
+    with misbehaving(Unnamed(default=Answer(etag=None, end="keep"))) as server:
+        server.body = random.Random(0).randbytes(4 * SIZE)
+        location = open_ahead(server, 4, files=1)
+        with pytest.raises(OpenError, match="ended before its 1048576 bytes"):
+            location.read()
+
+
 def test_connections_that_cannot_be_opened_are_left_to_requests(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
