@@ -59,7 +59,7 @@ def warn_if_missing() -> None:
 
 def cure() -> str:
     """Return how to get the missing kernels."""
-    source = os.path.dirname(os.path.dirname(__path__[0]))
+    source = os.path.abspath(f"{__path__[0]}/../..")
     if os.path.exists(f"{source}/setup.py"):
         return (
             f"tarshards is imported from its source, {source}: run `pip install -e .` there, or move your program to "
