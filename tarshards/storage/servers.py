@@ -215,10 +215,8 @@ class WebServer:
     def _admit(self) -> None:
         for waiting in self._waiting:
             for request in list(waiting):
-                if len(self._under_way) >= request.most:
-                    return
-                if request.is_large and self.large() >= request.most_large:
-                    continue
+                if len(self._under_way) >= request.most or (request.is_large and self.large() >= request.most_large):
+                    continue  # others may have more connections
                 waiting.remove(request)
                 self._under_way.add(request)
                 request.admitted.set_result(None)

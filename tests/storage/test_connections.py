@@ -29,8 +29,8 @@ from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import Address, Version
 from tarshards.storage.servers import Admission, WebServer
-from tarshards.storage.transfer import RemoteFile
-from tarshards.storage.wire import Steps, run, start
+from tarshards.storage.transfer import RemoteFile, read_whole
+from tarshards.storage.wire import Steps, drop, run, start
 from tarshards.testing.faulty_server import Answer, Server
 from tarshards.testing.faulty_server import serving as misbehaving
 
@@ -311,6 +311,24 @@ def test_the_rest_of_a_late_request_comes_over_idle_connections(slow):
     assert begins[0] == 0
     assert 2 < len(begins) == len(set(begins)) <= 1 + 16
     assert begins[1] >= SIZE // 16, "what had come is not asked for again"
+
+
+def test_who_may_have_one_connection_does_not_hold_up_others(slow):
+    """A late request ends only when the parts of its rest have come."""
+    file, other = (
+        known(Address(Location(f"{slow.url}/shard.tar", Remote(retries=0, connections=count)))) for count in (32, 1)
+    )
+    run(file.fetch(0, 4 * SIZE))
+    slow.play(SLOW, body=slow.body, default=slow.default)
+    late = start(file.fetch(0, 4 * SIZE))
+    wait_until(lambda: slow.requests)
+    waiting = start(read_whole(other.address, 4 * SIZE))
+    try:
+        assert late.result(10) == waiting.result(10) == slow.body
+    finally:
+        drop(waiting)
+        drop(late)
+    assert len(slow.requests) > 4, "the rest came over other connections"
 
 
 @pytest.mark.parametrize(("connections", "late"), [(2, 0.25), (32, 60)])
