@@ -50,13 +50,13 @@ ELSEWHERE = {
 UNSEARCHED = ["benchmarks/profile.md", "benchmarks/results.md"]
 #: What readers may type into the search, and where its first result is to lead.
 SEARCHES = {
-    "action chunk": "guides/robots/#windows-by-delta_timestamps-observations-action-chunks-padding",
+    "action chunk": "glossary/#lerobot-delta_timestamps-action-chunks",
     "azure": "glossary/#azure",
     "bad header checksum": "troubleshooting/archives/#bad-header-checksum",
     "CPU only": "glossary/#pip-install-cuda-cpu-only",
     "Croissant": "guides/publishing/#dataset-card-croissant-and-the-other-files",
     "dataset card": "guides/publishing/#dataset-card-croissant-and-the-other-files",
-    "delta_timestamps": "guides/robots/#windows-by-delta_timestamps-observations-action-chunks-padding",
+    "delta_timestamps": "glossary/#lerobot-delta_timestamps-action-chunks",
     "dicom": "glossary/#dicom",
     "DistributedSampler": "glossary/#distributedsampler",
     "flac": "glossary/#flac-wav-mp3-opus",
