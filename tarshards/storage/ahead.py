@@ -142,11 +142,12 @@ class _RangeFetch(Fetch):
         """Return its bytes; raise _NoRangesError if the server sends whole files only."""
         file = self.file
         if file.version is None:
-            with closing(Transfer(file)) as beginning:
+            with closing(Transfer(RemoteFile(file.address))) as beginning:  # no more ranges if there are none
                 yield from beginning.admit(self.size)
                 yield from beginning.begin(1 if file.is_cached else self.end)
                 if beginning.is_whole:
                     raise _NoRangesError
+                file.expect(beginning.file.version)
                 if not file.is_cached:
                     buffer = memory(beginning.end or 0)
                     yield from beginning.fill(buffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from concurrent.futures import CancelledError
 from pathlib import Path
 from threading import Event
@@ -250,6 +251,24 @@ def test_servers_without_ranges_are_asked_once_a_file(site, tmp_path):
             found.append(stream.read())
     assert found == datas
     assert len(site.requests) == 4
+
+
+def test_servers_without_ranges_are_asked_twice_where_there_is_a_cache(site, tmp_path, monkeypatch):
+    """And for no other range before the file is opened as a whole."""
+    (data,), take = write(tmp_path, [10_000]), FetchQueue.take
+
+    def taken_late(queue, fetch):
+        try:
+            return take(queue, fetch)
+        finally:
+            queue.extend()  # as a thread does when a request has ended
+            time.sleep(0.1)
+
+    monkeypatch.setattr(FetchQueue, "take", taken_late)
+    site.ranges = False
+    with Location(f"{site.url}/0.bin", Remote(cache_dir=str(tmp_path / "cache"))).open() as stream:
+        assert stream.read() == data
+    assert len(site.requests) == 2
 
 
 def test_a_file_that_is_missing_is_an_error_of_its_own(site, tmp_path):
