@@ -253,9 +253,9 @@ def test_servers_without_ranges_are_asked_once_a_file(site, tmp_path):
     assert len(site.requests) == 4
 
 
-def test_servers_without_ranges_are_asked_twice_where_there_is_a_cache(site, tmp_path, monkeypatch):
+def test_servers_without_ranges_are_asked_twice_a_file_where_there_is_a_cache(site, tmp_path, monkeypatch):
     """And for no other range before the file is opened as a whole."""
-    (data,), take = write(tmp_path, [10_000]), FetchQueue.take
+    datas, take = write(tmp_path, [10_000] * 2), FetchQueue.take
 
     def taken_late(queue, fetch):
         try:
@@ -266,9 +266,11 @@ def test_servers_without_ranges_are_asked_twice_where_there_is_a_cache(site, tmp
 
     monkeypatch.setattr(FetchQueue, "take", taken_late)
     site.ranges = False
-    with Location(f"{site.url}/0.bin", Remote(cache_dir=str(tmp_path / "cache"))).open() as stream:
-        assert stream.read() == data
-    assert len(site.requests) == 2
+    remote = Remote(cache_dir=str(tmp_path / "cache"))
+    for location, data in zip(opened_ahead([Location(f"{site.url}/{n}.bin", remote) for n in range(2)]), datas):
+        with location.open() as stream:
+            assert stream.read() == data
+    assert len(site.requests) == 4
 
 
 def test_a_file_that_is_missing_is_an_error_of_its_own(site, tmp_path):
