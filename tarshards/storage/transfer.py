@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from ctypes import c_char
+from ctypes import addressof, c_char
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
@@ -358,7 +358,7 @@ def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = byt
 
 HUGE = 1 << 21  # bytes of a huge page of Linux
 MOST_FREE = 32  # pieces that are kept
-MOST_PIECES = 1 << 13  # that there may be: each is two mappings, and a process may have 65,530
+MOST_PIECES = 1 << 13  # that there may be: each is up to three mappings, and a process may have 65,530
 _free: list[mmap | None] = [None] * MOST_PIECES  # those that are free come last; None: one may be made
 
 
@@ -384,19 +384,24 @@ def memory(size: int) -> memoryview:
     if HUGE * 7 // 8 < size <= 2 * HUGE:
         with suppress(IndexError, OSError):  # there are too many, or the system has no more memory
             mapping = _free.pop() or _map()
-            piece = _Piece.from_buffer(mapping)
+            piece = _Piece.from_buffer(mapping, _beginning(mapping))
             piece.mapping = mapping
             return memoryview(piece).cast("B")[:size]
     return memoryview(bytearray(size))
 
 
 def _map() -> mmap:
-    mapping = mmap(-1, 2 * HUGE, MAP_PRIVATE | MAP_ANONYMOUS)
+    mapping = mmap(-1, 3 * HUGE, MAP_PRIVATE | MAP_ANONYMOUS)
     with suppress(ImportError, OSError):  # the system has none
         from mmap import MADV_HUGEPAGE
 
-        mapping.madvise(MADV_HUGEPAGE, 0, HUGE)
+        mapping.madvise(MADV_HUGEPAGE, _beginning(mapping), HUGE)
     return mapping
+
+
+def _beginning(mapping: mmap) -> int:
+    """Return where a huge page can begin: before Linux 6.7, a mapping may begin in the midst of one."""
+    return -addressof(c_char.from_buffer(mapping)) % HUGE
 
 
 class RemoteFile(Ranges):
