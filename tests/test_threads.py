@@ -2,13 +2,16 @@
 
 import threading
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from range_server import serving
 from tar_corpus import pack
 
 from tarshards import Remote, Stream
 from tarshards.index.inventory import has_index
 from tarshards.storage.expressions import find_shards
+from tarshards.storage.wire import LOADERS
 from tarshards.tar.read import END
 from tarshards.verbs.create import read_plan
 
@@ -54,3 +57,20 @@ def test_fields_that_are_fetched(site, urls):
 
 def test_samples_that_are_streamed(urls):
     assert [int(sample["txt"]) for sample in Stream.from_shards(urls, index=False)] == list(range(COUNT))
+
+
+class Together(MemoryFileSystem):
+    """A store that a package reads, which answers when so many files are asked for at once."""
+
+    protocol = "together"
+    asked = threading.Barrier(2 * LOADERS)
+
+    def info(self, path, **options):
+        self.asked.wait(10)
+        return super().info(path, **options)
+
+
+def test_a_store_that_a_package_reads_is_asked_by_more_threads():
+    fsspec.register_implementation("together", Together, clobber=True)
+    urls = [f"together://set/{number}.tar" for number in range(2 * LOADERS)]
+    assert not any(has_index(find_shards(urls)))

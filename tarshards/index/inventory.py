@@ -83,7 +83,7 @@ def _listed(folder: str, bases: list[str]) -> bytes | None:
 def _has_index(location: Location) -> Steps[bool]:
     """Return whether a shard has a sidecar; a thread waits only for stores that are not read over our connections."""
     from tarshards.storage.transfer import RemoteFile, Transfer, find_address
-    from tarshards.storage.wire import loading
+    from tarshards.storage.wire import looking
 
     try:
         if location.is_stream:
@@ -91,7 +91,7 @@ def _has_index(location: Location) -> Steps[bool]:
         sidecar = index_location(location)
         address = (yield from find_address(sidecar)) if sidecar.is_remote else None
         if address is None:
-            return (yield from loading(sidecar.exists))
+            return (yield from looking(sidecar.exists))
         with closing(Transfer(RemoteFile(address))) as transfer:
             yield from transfer.begin(1)
         return True

@@ -2,7 +2,7 @@
 
 ``run`` makes steps in the calling thread. ``start`` makes them in the one thread that a process has for all works under
 way, which receives what comes for any of them by one kernel (``kernels/_wire.c``). So steps must not wait in any other
-way: by ``calling`` and ``loading``, another thread calls a function that may.
+way: by ``calling``, ``loading`` and ``looking``, another thread calls a function that may.
 """
 
 from __future__ import annotations
@@ -157,14 +157,21 @@ looking_threads = PerProcess(lambda: DaemonThreads(LOOKERS, "tarshards-look"))
 
 def calling(function: Callable[..., T], *arguments: Any) -> Steps[T]:
     """Call a short function that may wait for another server, and return its result."""
-    call = Call(function, arguments, _callers)
-    yield call
-    return call.future.result()
+    return _calling(_callers, function, arguments)
 
 
 def loading(function: Callable[..., T], *arguments: Any) -> Steps[T]:
     """Call a function that may wait for other works, files or processes, and return its result."""
-    call = Call(function, arguments, loading_threads)
+    return _calling(loading_threads, function, arguments)
+
+
+def looking(function: Callable[..., T], *arguments: Any) -> Steps[T]:
+    """Call a function that looks up, or reads, one of many files, and return its result."""
+    return _calling(looking_threads, function, arguments)
+
+
+def _calling(threads: Callable[[], DaemonThreads], function: Callable[..., T], arguments: tuple[Any, ...]) -> Steps[T]:
+    call = Call(function, arguments, threads)
     yield call
     return call.future.result()
 

@@ -51,13 +51,13 @@ class FieldSources(NamedTuple):
     def read_ahead(self, name: str) -> Steps[bytes]:
         """Return what ``read`` does; a thread waits only for what is not read over our own connections."""
         from tarshards.storage.transfer import find_address, read_whole
-        from tarshards.storage.wire import loading
+        from tarshards.storage.wire import looking
 
         if self.is_remote(name):
             location = Location.of(name)
             if (address := (yield from find_address(location))) is not None:
                 return bytes(location.check_length((yield from read_whole(address, MEMBER_LIMIT + 1)), MEMBER_LIMIT))
-        return (yield from loading(self.read, name))
+        return (yield from looking(self.read, name))
 
     def is_remote(self, name: str) -> bool:
         """Return whether reading *name* waits for a server."""
