@@ -137,7 +137,7 @@ def write_dataset(
 def _name_of(function: Any) -> str:
     """Return the identifier of a function in the journals of releases up to 0.2."""
     try:
-        return pickle.dumps(function).hex()
+        return pickle.dumps(function, 4).hex()  # the default of Python before 3.14
     except Exception:
         return str(getattr(function, "__qualname__", type(function).__qualname__))
 

@@ -182,7 +182,7 @@ class _ShardTask:
 def _name_of(function: Callable[..., Any]) -> str:
     """Return the identifier of a function in the markers of releases up to 0.2."""
     try:
-        return digest_of(pickle.dumps(function).hex())
+        return digest_of(pickle.dumps(function, 4).hex())  # the default of Python before 3.14
     except Exception:
         return getattr(function, "__qualname__", type(function).__qualname__)
 
