@@ -101,7 +101,7 @@ class WebServer:
     def __init__(self, origin: Origin, proxy: Proxy | None):
         self.origin, self.proxy = origin, proxy
         self.soonest = self.pace = 0.0
-        self._lock = Lock()
+        self._lock = PerProcess(Lock)
         self._idle: list[tuple[float, Connection]] = []
         self._opening = 0  # connections
         self._shares: list[int] = []  # connections for each of the whole files to be fetched next
@@ -130,7 +130,7 @@ class WebServer:
     def take(self) -> Connection | None:
         """Return an idle connection that is still open, None if there is none."""
         while True:
-            with self._lock:
+            with self._lock():
                 if not self._idle:
                     return None
                 since, connection = self._idle.pop()
@@ -141,7 +141,7 @@ class WebServer:
     def put(self, connection: Connection) -> None:
         """Keep a connection; close those of all servers that were idle for too long."""
         now = monotonic()
-        with self._lock:
+        with self._lock():
             self._idle.append((now, connection))
         for server in list(_servers().values()):
             server.close_idle(now - tuning.IDLE_SECONDS)
@@ -149,7 +149,7 @@ class WebServer:
     def close_idle(self, since: float = float("inf")) -> None:
         """Close the connections that have been idle since that time, or before."""
         while True:
-            with self._lock:
+            with self._lock():
                 if not self._idle or self._idle[0][0] > since:
                     return
                 _, connection = self._idle.pop(0)
@@ -161,7 +161,7 @@ class WebServer:
 
     def prepare(self, count: int, files: int) -> int:
         """Let the next *files* whole files share *count* connections; return how many the caller has to open now."""
-        with self._lock:
+        with self._lock():
             self._shares = [max(1, count // files)] * files if files else []
             missing = max(0, count - self.spare())
             self._opening += missing
@@ -169,23 +169,23 @@ class WebServer:
 
     def opened(self) -> None:
         """Record that a connection was opened, or cannot be."""
-        with self._lock:
+        with self._lock():
             self._opening -= 1
 
     def take_share(self) -> int:
         """Return the number of connections that one more whole file may use at once, 1 or more."""
-        with self._lock:
+        with self._lock():
             return self._shares.pop() if self._shares else 1
 
     @contextmanager
     def sharing(self) -> Iterator[Callable[[], int]]:
         """Count a reader of a whole file; yield a function that returns its share of the idle connections."""
-        with self._lock:
+        with self._lock():
             self._whole_files += 1
         try:
             yield lambda: self.spare() // self._whole_files
         finally:
-            with self._lock:
+            with self._lock():
                 self._whole_files -= 1
 
     # Requests.
@@ -196,13 +196,13 @@ class WebServer:
 
     def enter(self, request: Admission) -> None:
         """Admit a request, or let it wait."""
-        with defer_signals(), self._lock:
+        with defer_signals(), self._lock():
             self._waiting[not request.is_awaited].append(request)
             self._admit()
 
     def leave(self, request: Admission) -> None:
         """End a request, or its wait."""
-        with defer_signals(), self._lock:
+        with defer_signals(), self._lock():
             if request in self._under_way:
                 self._under_way.remove(request)
                 if request.is_large:

@@ -20,6 +20,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
+from forked import in_child
 from leftovers import wait_until
 from programs import need
 
@@ -689,3 +690,22 @@ def test_a_request_that_is_interrupted_anywhere_takes_no_connection_from_others(
     server = WebServer.of(slow.url)
     assert not server._under_way
     assert not any(server._waiting)
+
+
+@pytest.mark.forks
+def test_a_child_ends_what_its_parent_began_though_another_thread_held_the_lock(slow):
+    with run(connections.request("GET", f"{slow.url}/shard.tar", {}, timeout=5)) as response:
+        while response.read(SIZE):
+            pass
+        server = WebServer.of(slow.url)
+        request = Admission(server, SIZE, 1, is_awaited=True)
+        run(request.enter())
+
+        def end() -> bool:
+            response.close()
+            request.leave()
+            return True
+
+        with server._lock():
+            assert in_child(end) == 0
+        request.leave()
