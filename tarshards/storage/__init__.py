@@ -9,9 +9,9 @@ Read in this order:
 - ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams``: the streams that
   they return, and ranges of open files that the system copies
 - ``wire``: work that waits for sockets, in steps which one thread makes for all of it
-- ``connections``, ``requests``, ``transfer``: connections that are kept alive; requests with their redirects and
-  retries; bodies that are resumed at the exact byte. ``traffic`` counts requests and bytes, and ``tuning`` has the
-  constants of all three
+- ``servers``, ``connections``, ``requests``, ``transfer``: what is idle and under way at a server; connections that are
+  kept alive; requests with their redirects and retries; bodies that are resumed at the exact byte. ``traffic`` counts
+  requests and bytes, and ``tuning`` has the constants of all four
 - ``ahead``: the queue of requests made before their bytes are needed, and the reader of files from beginning to end
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
   servers; ``bash_line``: names filled into a line of bash
