@@ -82,7 +82,7 @@ def _listed(folder: str, bases: list[str]) -> bytes | None:
 
 def _has_index(location: Location) -> Steps[bool]:
     """Return whether a shard has a sidecar; a thread waits only for stores that are not read over our connections."""
-    from tarshards.storage.transfer import RemoteFile, Transfer, find_address
+    from tarshards.storage.transfer import HEAD, RemoteFile, Transfer, find_address
     from tarshards.storage.wire import looking
 
     try:
@@ -93,7 +93,7 @@ def _has_index(location: Location) -> Steps[bool]:
         if address is None:
             return (yield from looking(sidecar.exists))
         with closing(Transfer(RemoteFile(address))) as transfer:
-            yield from transfer.begin(1)
+            yield from transfer.begin(HEAD)  # as many as tell a page from a file
         return True
     except OpenError as error:
         # A store refuses names that it does not show, or that are not signed.

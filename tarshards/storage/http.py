@@ -12,7 +12,7 @@ from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.requests import Address, Patience, Version
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
-from tarshards.storage.transfer import RemoteFile, Transfer, hold_whole, read_whole
+from tarshards.storage.transfer import HEAD, RemoteFile, Transfer, hold_whole, read_whole
 from tarshards.storage.wire import run
 
 
@@ -65,7 +65,7 @@ TRANSPORT = Http()
 
 def _version(location: Location) -> Version | None:
     with closing(Transfer(RemoteFile(Address(location)))) as transfer:
-        run(transfer.begin(1))
+        run(transfer.begin(HEAD))  # as many as tell a page from a file
         return transfer.file.version
 
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from programs import need
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.index.inventory import has_index
 from tarshards.storage import requests, tuning
 from tarshards.storage.compression import zstd_library
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.remote import Remote
@@ -676,3 +678,11 @@ def test_a_refusal_whose_body_breaks_off(server, end):
     url = server.play(body=b"<Error>" + bytes(3000), default=Answer(status="403 Forbidden", cut=HEADERS + 100, end=end))
     with pytest.raises(OpenError, match=r"403 Forbidden$"):
         fetch(url, timeout=0.2, retries=0)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_page_that_begins_with_an_empty_line_is_no_index(server, ranges):
+    server.play(body=b"\r\n<!DOCTYPE html>" + bytes(5000), default=Answer(ranges=ranges))
+    shard = f"{server.url}/shard.tar"
+    assert not Location(f"{shard}.index").exists()
+    assert has_index(find_shards(shard)) == [False]
