@@ -48,6 +48,13 @@ def test_indexes_that_are_looked_for(site, urls):
     assert site.rounds <= COUNT // 10, "many are asked for at once"
 
 
+def test_indexes_that_are_there_are_found_over_few_connections(site, urls):
+    for number in range(COUNT):
+        (site.folder / f"{number}.tar.index").write_bytes(bytes(3000))
+    assert all(has_index(find_shards(urls)))
+    assert site.connections <= 2 * REMOTE.connections < len(site.requests)
+
+
 def test_fields_that_are_fetched(site, urls):
     plan = site.folder / "plan.tsv"
     plan.write_text("__key__\t@tar\n" + "".join(f"{number}\t{url}\n" for number, url in enumerate(urls)))

@@ -6,7 +6,7 @@ import os
 import resource
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -82,7 +82,7 @@ def _listed(folder: str, bases: list[str]) -> bytes | None:
 
 def _has_index(location: Location) -> Steps[bool]:
     """Return whether a shard has a sidecar; a thread waits only for stores that are not read over our connections."""
-    from tarshards.storage.transfer import HEAD, RemoteFile, Transfer, find_address
+    from tarshards.storage.transfer import find_address, find_version
     from tarshards.storage.wire import looking
 
     try:
@@ -92,8 +92,7 @@ def _has_index(location: Location) -> Steps[bool]:
         address = (yield from find_address(sidecar)) if sidecar.is_remote else None
         if address is None:
             return (yield from looking(sidecar.exists))
-        with closing(Transfer(RemoteFile(address))) as transfer:
-            yield from transfer.begin(HEAD)  # as many as tell a page from a file
+        yield from find_version(address)
         return True
     except OpenError as error:
         # A store refuses names that it does not show, or that are not signed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 from tarshards.errors import OpenError
@@ -12,7 +11,7 @@ from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.requests import Address, Patience, Version
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
-from tarshards.storage.transfer import HEAD, RemoteFile, Transfer, hold_whole, read_whole
+from tarshards.storage.transfer import RemoteFile, find_version, hold_whole, read_whole
 from tarshards.storage.wire import run
 
 
@@ -64,9 +63,7 @@ TRANSPORT = Http()
 
 
 def _version(location: Location) -> Version | None:
-    with closing(Transfer(RemoteFile(Address(location)))) as transfer:
-        run(transfer.begin(HEAD))  # as many as tell a page from a file
-        return transfer.file.version
+    return run(find_version(Address(location)))
 
 
 def put(address: Address, file: Any) -> None:

@@ -310,6 +310,15 @@ def _read_parts(file: RemoteFile, most: int, allocate: Callable[[int], Any]) -> 
     return buffer
 
 
+def find_version(address: Address) -> Steps[Version | None]:
+    """Return the version of a file; raise OpenError if it is missing, or a page of HTML, which its first KiB tells."""
+    with closing(Transfer(RemoteFile(address))) as transfer:
+        yield from transfer.begin(HEAD)
+        if not transfer.is_whole:
+            yield from transfer.fill(memoryview(bytearray(HEAD)))  # the connection is kept
+        return transfer.file.version
+
+
 def find_address(location: Location) -> Steps[Address | None]:
     """Return what ``Location.address`` does; a store may be asked for it."""
     if location.family == "fsspec_":
