@@ -323,7 +323,7 @@ def test_a_script_that_starts_processes_when_it_is_imported_is_told_so(tmp_path,
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     told = r"its process ended( with status 1)? before its first result; a script must start processes below "
-    assert re.search(told + '`if __name__ == "__main__":`$', done.stderr), done.stderr
+    assert re.search(told + '`if __name__ == "__main__":`$', done.stderr, re.MULTILINE), done.stderr
 
 
 def test_a_signal_at_the_fork_ends_what_is_forked():

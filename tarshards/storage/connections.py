@@ -333,7 +333,7 @@ def request(
         target, headers = parts._replace(fragment="").geturl(), headers | server.proxy.headers
     head = _head_of(method, target, {"Host": server.origin.named, "Accept-Encoding": "identity", **headers})
     while True:
-        kept = server.take()
+        kept: Connection | None = server.take()
         connection = kept or (yield from _connect(server, timeout))
         connection.timeout = timeout
         is_whole = True

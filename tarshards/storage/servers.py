@@ -12,16 +12,13 @@ from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import tuning
 from tarshards.storage.wire import Steps
-
-if TYPE_CHECKING:
-    from tarshards.storage.connections import Connection
 
 #: Environment variables that name proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
@@ -102,7 +99,7 @@ class WebServer:
         self.origin, self.proxy = origin, proxy
         self.soonest = self.pace = 0.0
         self._lock = PerProcess(Lock)
-        self._idle: list[tuple[float, Connection]] = []
+        self._idle: list[tuple[float, Any]] = []  # with the time since when each is idle
         self._opening = 0  # connections
         self._shares: list[int] = []  # connections for each of the whole files to be fetched next
         self._whole_files = 0  # that are being fetched
@@ -127,7 +124,7 @@ class WebServer:
 
     # Connections.
 
-    def take(self) -> Connection | None:
+    def take(self) -> Any:
         """Return an idle connection that is still open, None if there is none."""
         while True:
             with self._lock():
@@ -138,7 +135,7 @@ class WebServer:
                 return connection
             connection.close()
 
-    def put(self, connection: Connection) -> None:
+    def put(self, connection: Any) -> None:
         """Keep a connection; close those of all servers that were idle for too long."""
         now = monotonic()
         with self._lock():

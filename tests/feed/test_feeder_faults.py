@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import random
@@ -268,6 +269,7 @@ def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feed
     M_MMAP_THRESHOLD = -3
     libc = ctypes.CDLL(None)
     assert libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    gc.collect()
     libc.malloc_trim(0)  # else batches would be in memory that earlier tests freed, also in the fork
     prefetch, feeder = 4, make_feeder(spec="large").start()
     loader = RemoteLoader("feed_specs:large", feeder.address, prefetch=prefetch, timeout=60)
