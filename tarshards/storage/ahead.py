@@ -56,7 +56,7 @@ class FetchQueue(Generic[F]):
         self._upcoming, self._run = upcoming, run
         self._next: F | None = None  # the next request, if it did not fit into the budget
         self._begun: set[F] = set()  # requests that have begun and are not released
-        self._under_way: set[F] = set()
+        self._under_way: set[object] = set()  # an object for each request, which its work may hold without a cycle
         self._most = connections
         self._is_closed = False
 
@@ -93,12 +93,12 @@ class FetchQueue(Generic[F]):
         fetch.counted = fetch.size
         self.held += fetch.size
         self._begun.add(fetch)
-        self._under_way.add(fetch)
-        fetch.work = start(self._run(fetch), partial(self._end, fetch))
+        self._under_way.add(request := object())
+        fetch.work = start(self._run(fetch), partial(self._end, request))
         return fetch.work
 
-    def _end(self, fetch: F, _: object) -> None:
-        self._under_way.discard(fetch)
+    def _end(self, request: object, _: object) -> None:
+        self._under_way.discard(request)
         with suppress(RuntimeError):  # no thread can be started: who releases a fetch begins the next ones
             soon(self.extend)  # what comes next may have to be asked for
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from concurrent.futures import CancelledError
 from pathlib import Path
 from threading import Event
@@ -110,6 +112,22 @@ def test_a_fetch_larger_than_the_budget_comes_alone():
     numbers = Numbers([100, 100], budget=1)
     numbers.queue.extend()
     assert numbers.under_way == [0]
+
+
+def test_what_is_released_is_freed_at_once():
+    """Not when cycles are collected: its bytes would be held until then, and the next ones need new memory."""
+    queue = FetchQueue(2, 1000, upcoming=lambda: None, run=lambda fetch: pausing(0.01))
+    gc.collect()
+    gc.disable()
+    try:
+        fetch = Fetch()
+        queue.take(fetch)
+        known = weakref.ref(fetch)
+        queue.release(fetch)
+        del fetch
+        wait_until(lambda: known() is None)
+    finally:
+        gc.enable()
 
 
 def test_requests_under_way_are_as_many_as_the_connections():
