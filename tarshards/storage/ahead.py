@@ -13,12 +13,13 @@ from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
-from tarshards.errors import OpenError, TarshardsError
+from tarshards.errors import TarshardsError
 from tarshards.parallel.calls import settled
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
 from tarshards.storage.location import Location
+from tarshards.storage.requests import Address
 from tarshards.storage.streams import InputStream
 from tarshards.storage.transfer import RemoteFile, Transfer, memory
 from tarshards.storage.wire import Steps, Task, drop, run, soon, start
@@ -166,18 +167,20 @@ class _File:
         self.has_ranges = True  # whether ranges of it may be requested
 
     @cached_property
+    def address(self) -> Address | None:
+        return self.location.address()
+
+    @cached_property
     def remote(self) -> RemoteFile:
-        """The file itself; raises TarshardsError if it cannot be read over HTTP."""
-        address = self.location.address()
-        if address is None:
-            raise OpenError("not read over HTTP", url=self.location.name)
-        return RemoteFile(address)
+        """The file itself, if it is read over HTTP."""
+        assert self.address is not None
+        return RemoteFile(self.address)
 
     @property
     def is_remote(self) -> bool:
         """Whether it can be read over HTTP, according to its location."""
         try:
-            return bool(self.remote)
+            return self.address is not None
         except TarshardsError:  # raised again when it is opened
             return False
 
