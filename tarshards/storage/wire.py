@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 STREAM: int = kernels.wire.STREAM
 LOADERS = 8  # threads that load indexes, and read and write blocks of a cache
-LOOKERS = 32  # threads that look up many files, of which each call waits for a disk or a store
+LOOKERS = 32  # threads that look up many files; each call waits for a disk or a store
 LONGEST = 3600.0  # seconds that a call of the kernel lasts, at most
 
 

@@ -50,7 +50,7 @@ def write(tmp_path):
 
 
 def convert(folder: Path, write, begin: float) -> subprocess.CompletedProcess[str]:
-    """Convert the episodes, the second of which begins at *begin* seconds."""
+    """Convert the episodes; the second begins at *begin* seconds."""
     places = (f"{of}__{name}" for of in ("data", "videos__eye") for name in ("chunk_index", "file_index"))
     columns = {"episode_index": [0, 1], "tasks": [["look"]] * 2, "videos__eye__from_timestamp": [0.0, begin]}
     write("meta/episodes/0.parquet", **columns, **{place: [0, 0] for place in places})
