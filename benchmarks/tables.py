@@ -305,6 +305,7 @@ def figure(name: str, results: Results) -> str:
             for names in (drawn.ours, drawn.theirs)
             for words, row in names.items()
             for cell in [results.cell(drawn.section, row, drawn.column, after=drawn.after)]
+            if cell  # else that peer failed
         ]
         note = f"Measured {results.date(drawn.section)}."
         return chart(drawn.title, sorted(bars_, key=lambda bar: -bar.length), note)

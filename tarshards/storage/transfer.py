@@ -300,7 +300,8 @@ def _read_parts(file: RemoteFile, most: int, allocate: Callable[[int], Any]) -> 
         buffer = allocate(min(file.refuse_encoded().size, most))
         view = memoryview(buffer)
         known = min(first + len(guess), len(view))
-        parts = _Parts(file, known, view[known:], max(window, min(part, -(-(len(view) - known) // max(1, idle())))))
+        at_once = max(share, idle())  # connections that still bring its first parts are idle soon
+        parts = _Parts(file, known, view[known:], max(window, min(part, -(-(len(view) - known) // at_once))))
         stack.callback(parts.drop)
         yield from beginning.fill(view[:first])
         beginning.close()

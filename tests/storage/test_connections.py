@@ -512,6 +512,24 @@ def test_a_file_with_a_share_of_connections_comes_in_parts_of_a_window(long, siz
     assert WebServer.of(long.url).take_share() == 1
 
 
+class LateParts(Server):
+    """Answers the requests that are made before the size is known, but the first, when one for the rest has come."""
+
+    def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
+        if 0 < begin_of(headers) < 6 * WINDOW:
+            wait_until(lambda: any(begin_of(headers) >= 6 * WINDOW for _, _, headers, _ in self.requests))
+        return self.default, self.body
+
+
+def test_the_rest_of_a_file_comes_over_all_connections_of_its_share():
+    """Also over those that still bring its first parts: over one, its connection would be slow at its start."""
+    with misbehaving(LateParts(default=Answer(end="keep"))) as server:
+        server.body = random.Random(0).randbytes(4 * SIZE)
+        location = open_ahead(server, 6, files=1)
+        assert location.read() == server.body
+        assert sum(begin_of(headers) >= 6 * WINDOW for _, _, headers, _ in server.requests) == 6
+
+
 @pytest.mark.parametrize("limit", [10, WINDOW + 10, 4 * SIZE - 1])
 def test_no_more_is_read_of_a_file_with_a_share_than_the_limit(slow, limit):
     location = open_ahead(slow, 4, files=1)
