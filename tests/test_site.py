@@ -68,7 +68,7 @@ def test_each_tool_has_its_manual(staged):
     [
         ("speech", ("NeMo", "lhotse", "Shar", "Kaldi", "wav.scp", "wenet", "LibriSpeech", "Common Voice")),
         ("language", ("text", "tokens", "documents", "FlexAttention", "FlashAttention", "cu_seqlens", "torchtitan")),
-        ("robots", ("Robotics", "LeRobot", "delta_timestamps", "action chunks", "Episodes", "indows", "Statistics")),
+        ("robots", ("Robotics", "LeRobot", "delta_timestamps", "action chunks", "Episodes", "Statistics")),
         ("medicine", ("DICOM", "NIfTI", "nibabel", "pydicom", "olumes", "atches", ".nii.gz", ".dcm", ".npy")),
     ],
 )
