@@ -119,7 +119,7 @@ class Suite:
         numbers = WORKERS.get(name) or WORKERS.get(task, (None,))
         for settings in SETTINGS.get(task) or SETTINGS.get(name) or [{}]:
             for workers in numbers:
-                if self.smoke and (workers == 1 or (workers == 0 and task in ("decode", "crop"))):
+                if self.smoke and not smoke_has(task, workers, settings.get("shuffled")):
                     continue
                 runs = []
                 for contender in contenders:
@@ -225,6 +225,13 @@ class Suite:
                     run.contender.end()
             rows += [run.row for run in runs]
         return rows
+
+
+def smoke_has(task: str, workers: int | None, shuffled: bool | None) -> bool:
+    """Whether a smoke run measures this setting: each value of a setting occurs, but not with each of the others."""
+    if workers == 0:
+        return task not in ("decode", "crop") and not shuffled
+    return workers is None or (workers == 2 and shuffled is not False)
 
 
 def first(run: Run, round_: int) -> None:

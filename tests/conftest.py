@@ -46,6 +46,7 @@ if find_spec("torch"):
 # Workers of pytest share the cores; threads of theirs that wait for each other would spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ |= {"RAY_worker_niceness": "0"}  # else 15, and beside other tests its workers hardly run
 
 # The servers of tests are on this machine.
 os.environ["no_proxy"] = "*"

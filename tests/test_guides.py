@@ -59,7 +59,7 @@ def run(tmp_path, path_with_tools, python_with_torch) -> Callable[..., subproces
 
     def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         everything = ours | environment
-        return subprocess.run(command, cwd=tmp_path, env=everything, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=tmp_path, env=everything, capture_output=True, text=True, timeout=500)
 
     run.environment = ours
     return run

@@ -46,11 +46,11 @@ def test_each_sample_is_read_and_written_once_though_a_worker_is_killed(engine, 
     if engine == "spark":
         need("java")
     command = [sys.executable, PROGRAM, engine, shards, tmp_path / "copy/out-{shard:03d}.tar"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     if engine == "daft":  # it runs in the process that was killed, and begins again
         assert done.returncode == -9
         assert not [*tmp_path.glob("copy/*.tar")]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists()
     source = digests(IndexedShards(shards))

@@ -100,7 +100,7 @@ def test_a_call_that_is_cancelled_ends(executor, tmp_path):
 
 def tarjob(address: str, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RAY_ADDRESS": address, "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([*TARJOB, *words], env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*TARJOB, *words], env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_tarjob_runs_its_items_on_the_cluster(address, shards):

@@ -13,7 +13,7 @@ from programs import find
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SOON = 15_000  # milliseconds
+SOON = 60_000  # milliseconds
 
 
 @contextmanager
