@@ -3,9 +3,10 @@
 `make bench` runs the suite, the faults, the single programs and the report. Any run but smoke then writes the tables of
 docs/benchmarks.md, the charts of the README and the docs, and what the README and the docs quote, from RESULTS.md.
 `make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
-small, quick run of all but the single programs that only checks), suite, tables (the parts of the suite that
-docs/benchmarks.md shows, for the peers in them), faults, report, a task of the suite, a part of it such as
-stream,raw-1m, a single program, or a part of one such as growth,tools; of several in quotes: ONLY="stream cold".
+small, quick run that only checks, of all but the single programs or of the tasks that are named, too), suite, tables
+(the parts of the suite that docs/benchmarks.md shows, for the peers in them), faults, report, a task of the suite, a
+part of it such as stream,raw-1m, a single program, or a part of one such as growth,tools; of several in quotes:
+ONLY="stream cold".
 PEERS=a,b restricts the suite to some peers.
 """
 
@@ -72,12 +73,12 @@ PROGRAM_PARTS += [f"chaos,{name}" for name in chaos.LOADERS]
 TASKS = {task for task, _ in suite.PARTS} | {f"{task},{name}" for task, name in suite.PARTS}
 
 
-def smoke() -> None:
-    """Run the suite and the faults on small sets, with the installed peers; exit 1 if a check fails."""
+def smoke(only: set[str]) -> None:
+    """Run the suite and the faults, or these tasks, on small sets with the installed peers; exit 1 if a check fails."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        suite.main(smoke=True, root=root)
-        faults.main(all_peers(), smoke=True)
+        suite.main([part for part in suite.PARTS if not only or part[0] in only], smoke=True, root=root)
+        faults.main(all_peers() if not only or "faults" in only else [], smoke=True)
         report.main(root, root / "RESULTS.md")
         print((root / "RESULTS.md").read_text())
         wrong = figures.wrong(root)
@@ -96,7 +97,7 @@ def main(only: list[str], names: list[str]) -> None:
         raise SystemExit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
     try_again()
     if "smoke" in only:
-        smoke()
+        smoke({*only} - {"smoke"})
     parts = [part for part in suite.PARTS if not only or {"suite", part[0], ",".join(part)} & {*only}]
     if "tables" in only:
         parts, names = tables.parts(), names or [*figures.FORMS, *tables.peers()]
