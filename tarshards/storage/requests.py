@@ -35,6 +35,7 @@ from tarshards.storage.wire import Steps, calling, pausing, run
 
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
+_RANDOM = random.SystemRandom()  # the program's own numbers stay as they are, and forks differ
 
 #: Statuses of transient failures: a later attempt may succeed.
 PASSING = {408, 425, 429, 500, 502, 503, 504}
@@ -365,7 +366,7 @@ class Patience:
                 if not _may_pass(error) or self.failures > self.location.remote.retries or self._ends():
                     raise self._failure(error, offset()) from self.location.safe(error)
                 traffic.count("retries")
-                pause = tuning.PAUSE_SECONDS * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
+                pause = tuning.PAUSE_SECONDS * 2 ** (self.failures - 1) * _RANDOM.uniform(0.5, 1)
                 yield from self._wait(min(max(pause, _retry_after(error)), tuning.LONGEST_SECONDS))
             else:
                 self.failures = 0

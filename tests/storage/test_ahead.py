@@ -367,6 +367,20 @@ def test_a_file_that_is_opened_again_may_be_another(ranges):
             stream.read()
 
 
+def test_a_retry_leaves_the_random_numbers_of_a_program_as_they_are():
+    """A retry in a thread would change the augmentations of a program that seeds them."""
+    body = bytes(20_000)
+    with misbehaving() as server:
+        url = server.play(Answer(cut=5000), Answer(status="503 Busy"), body=body)
+        told = traffic.so_far()
+        random.seed(5)
+        before = random.getstate()
+        with open_url(url, remote=Remote(retries=4)) as stream:
+            assert stream.read() == body
+        assert (traffic.so_far() - told).retries >= 1
+        assert random.getstate() == before
+
+
 FAULTS = st.builds(
     Answer,
     cut=st.one_of(st.none(), st.integers(0, 3000)),
