@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import multiprocessing
 import os
 import random
@@ -264,25 +263,37 @@ def resident(pid: int) -> int:
     return (pages - mapped) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feeder):
-    """*prefetch* and one here, and there one more than the feeder makes at once."""
+def _take_slowly(pipe, address: str, feeder: int, prefetch: int) -> None:
+    """Send how many batches the memory of this process and of the feeder has grown by at most."""
     M_MMAP_THRESHOLD = -3
-    libc = ctypes.CDLL(None)
-    assert libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
-    gc.collect()
-    libc.malloc_trim(0)  # else batches would be in memory that earlier tests freed, also in the fork
-    prefetch, feeder = 4, make_feeder(spec="large").start()
-    loader = RemoteLoader("feed_specs:large", feeder.address, prefetch=prefetch, timeout=60)
-    pids = [os.getpid(), feeder.pid]
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)  # so that the memory of a freed batch is given back
+    loader = RemoteLoader("feed_specs:large", address, prefetch=prefetch, timeout=60)
+    pids = [os.getpid(), feeder]
     before, most = [resident(pid) for pid in pids], [0, 0]
     with closing(loader):
         for number, batch in enumerate(loader):
             assert len(batch["large"]) == feed_specs.LARGE
             time.sleep(0.5 if number in (1, 20) else 0.01)
             most = [max(high, resident(pid)) for high, pid in zip(most, pids)]
-    assert number == 99
-    used = [(high - low) / feed_specs.LARGE for high, low in zip(most, before)]  # in batches
-    assert all(1 < batches < 3 * prefetch for batches in used), used
+    pipe.send((number, [(high - low) / feed_specs.LARGE for high, low in zip(most, before)]))
+
+
+def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feeder):
+    """*prefetch* and one here, and there one more than the feeder makes at once."""
+    prefetch, feeder = 4, make_feeder(spec="large").start()
+    context = multiprocessing.get_context("spawn")  # a new process, in whose memory no earlier test has left anything
+    ours, theirs = context.Pipe()
+    consumer = context.Process(target=_take_slowly, args=(theirs, feeder.address, feeder.pid, prefetch), daemon=True)
+    consumer.start()
+    try:
+        theirs.close()
+        assert ours.poll(120)
+        number, used = ours.recv()
+        assert number == 99
+        assert all(1 < batches < 3 * prefetch for batches in used), used
+    finally:
+        consumer.kill()
+        consumer.join()
 
 
 @pytest.mark.soak
