@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from tarshards.cli.program import usage_errors
-from tarshards.parallel.cores import available_cores
+from tarshards.parallel.host import available_cores
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

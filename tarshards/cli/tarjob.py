@@ -273,7 +273,7 @@ def _attend(plan: Any, folder: Any, options: Any, backend: str, *, quiet: bool, 
     """Run a plan on this machine, or from it on Ray, and exit."""
     from dataclasses import asdict
 
-    from tarshards.parallel.cores import available_cores
+    from tarshards.parallel.host import available_cores
     from tarshards.run.jobs.local_run import remove_unfinished, run_local
     from tarshards.run.jobs.status import Display, survey
 

@@ -18,6 +18,7 @@ from tarshards.formats.naming import Columns
 from tarshards.formats.pieces import BATCH
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
+from tarshards.parallel.host import available_cores
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, Shards
@@ -110,7 +111,7 @@ class ShardTable:
         By default a range has at most about 128 MiB, and there are at least two for each core of this machine.
         """
         _, shards, sizes = self._described
-        tasks = tasks or self.tasks(os.cpu_count() or 1)
+        tasks = tasks or self.tasks(available_cores())
         ends = np.cumsum([0, *self.samples.counts]).tolist()
         found = []
         for begin, end in pairwise(sorted({len(self) * number // tasks for number in range(tasks + 1)})):

@@ -20,7 +20,7 @@ from tarshards.feed.identity import identity, loader_of
 from tarshards.feed.messages import COUNTED, REQUESTS, TOGETHER, decode, encode, encoded_error
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
-from tarshards.parallel.cores import available_cores
+from tarshards.parallel.host import available_cores
 from tarshards.parallel.signals import TICK
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.ledger import Ledger, Tally

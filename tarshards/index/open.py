@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from tarshards.index.inventory import COUNTS, for_some_shards, read_head, with_c
 from tarshards.index.key_index import KeyIndex, KeyTable
 from tarshards.index.sidecar import MISSING, MOST_READ, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
 from tarshards.parallel.forks import PerProcess, cached_property
+from tarshards.parallel.host import total_memory
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile, MemberHeaders
@@ -46,7 +46,6 @@ FetchedMembers = tuple[int, int, int, Any]  # begin and end of members, where th
 SMALL = 1 << 16  # shards of up to this many bytes are read, not mapped, if there are too many to keep mapped
 HELD = 1 << 27  # most bytes of indexes of such shards that are kept
 MOST_WHOLE = 1 << 30  # bytes of shards up to which all of them, and of their indexes, is read soon
-MEMORY = os.sysconf("SC_PHYS_PAGES") * PAGESIZE  # bytes of this machine
 FAR = 1 << 20  # bytes of a sample that takes a page table nearly alone; each is of 2 MiB, and takes 4 KiB
 TOO_MANY = (
     "%s and others: of %d shards a process keeps %d open, so these are opened again and again; "
@@ -608,7 +607,7 @@ class OpenShards:
         """Whether the shards are read by calls: they do not fit into memory, and their page tables would be many."""
         size = int(self.sizes.sum())
         is_mapped = kernels.IS_COMPILED and self.named.is_local
-        return is_mapped and size > MEMORY and size >= FAR * int(self.counts.sum())
+        return is_mapped and size > total_memory() and size >= FAR * int(self.counts.sum())
 
     def _hold(self, number: int, location: Location, index: Index) -> None:
         """Hold a loaded index; release others if there are too many of its kind."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
 from time import perf_counter
 
+from tarshards.parallel.host import available_cores
 from tarshards.storage import traffic
 from tarshards.storage.traffic import Traffic
 
@@ -125,7 +125,7 @@ class Monitor:
         if lacking <= 0:
             return f"{words}, and there are {self.threads}: enough"
         cure = f"{words}, and there are {self.threads}: add {lacking}"
-        cores = os.cpu_count() or 1
+        cores = available_cores()
         if (machines := ceil(self.needed_threads / cores)) > 1:
             cure += f", on {machines} machines of {cores} cores"
         if self.reading > self.decoding:

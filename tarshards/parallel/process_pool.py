@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpError, RemoteTraceback
 from tarshards.parallel.children import ending
-from tarshards.parallel.cores import available_cores
 from tarshards.parallel.forks import PerProcess
+from tarshards.parallel.host import available_cores
 from tarshards.parallel.signals import ENDING
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from tarshards.errors import whole_number
+from tarshards.parallel.host import available_memory
 
 #: The variables that have the defaults of two options; they are read whenever a Remote is made.
 VARIABLES = ("TARSHARDS_CONNECTIONS", "TARSHARDS_CACHE_DIR")
@@ -114,20 +115,3 @@ def with_options(remote: Remote | None, **options: Any) -> Remote | None:
     """Return *remote*, or else the default options, with those of these *options* that are not None."""
     given = {name: value for name, value in options.items() if value is not None}
     return replace(remote or Remote(), **given) if given else remote
-
-
-def available_memory() -> int:
-    """Return the bytes of memory that this process may still use: of its host or control group, whichever has less."""
-    found = []
-    for path, word in (("/proc/meminfo", "MemAvailable:"), ("/sys/fs/cgroup/memory.max", "")):
-        try:
-            with open(path) as file:
-                text = file.read()
-            if word:
-                found.append(int(text.partition(word)[2].split()[0]) << 10)
-            elif text.strip() != "max":
-                with open("/sys/fs/cgroup/memory.current") as file:
-                    found.append(max(0, int(text) - int(file.read())))
-        except (OSError, ValueError, IndexError):
-            continue
-    return min(found, default=0)

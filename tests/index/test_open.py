@@ -241,7 +241,7 @@ def test_a_replaced_shard_is_no_longer_in_use_if_its_new_version_cannot_be_opene
 def read_by_calls(monkeypatch, held: int) -> None:
     """Let any shards be read by calls, with *held* of them held open."""
     load_kernel("tarshards.kernels._mapped")
-    monkeypatch.setattr(opening, "MEMORY", -1)
+    monkeypatch.setattr(opening, "total_memory", lambda: -1)
     monkeypatch.setattr(opening, "FAR", 0)
     monkeypatch.setattr(opening, "most_held", lambda: held)
 

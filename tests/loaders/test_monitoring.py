@@ -65,5 +65,5 @@ def test_before_the_first_batch_there_are_no_rates():
     ],
 )
 def test_advice_is_what_the_consumer_needs(monkeypatch, monitor, words):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("tarshards.loaders.monitor.available_cores", lambda: 2)
     assert re.search(words, monitor.advice)

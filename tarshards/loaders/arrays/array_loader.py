@@ -37,8 +37,8 @@ from tarshards.loaders.arrays.readers.reader import ArrayReader, Reader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.passes import BatchType, Pass, Passes, ResumableLoader
 from tarshards.parallel.calls import settled, shared_map
-from tarshards.parallel.cores import available_cores
 from tarshards.parallel.forks import cached_property
+from tarshards.parallel.host import available_cores
 from tarshards.parallel.signals import defer_signals
 from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.fields import check_mapping
