@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -230,8 +231,9 @@ class KeptBlocks:
         """Keep a block if it stays in the cache."""
         if self._count < self._most and opened.keep(self._key(block), held):
             self._count += 1
-            if self._count <= self._may_hold:
-                for members in held:
+            for members in held:
+                if len(_held_open) < self._may_hold:  # the datasets of a process share its descriptors
+                    _held_open.add(members)
                     members.hold_open()
 
     def _key(self, block: SampleBlock) -> Any:
@@ -262,6 +264,9 @@ class KeptBlocks:
             except TarshardsError as error:
                 result = error
             yield result
+
+
+_held_open: WeakSet[HeldMembers] = WeakSet()  # of all datasets of this process
 
 
 def _kept_key(sample: Any, unit: Any) -> Any:
@@ -321,7 +326,7 @@ class BlockFetcher:
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
         # If they are, ``read_kept`` is faster than ``read``.
         self.are_kept: bool = self._kept is not None and self._kept.has_all(reach)
-        self._queue = FetchQueue(remote.connections, budget, upcoming=self._blocks.next, run=self._fetch)
+        self._queue = FetchQueue(remote.connections, budget, upcoming=self._blocks.next, run=self._weak_fetch())
         self._opening: dict[int, Task[OpenShard]] = {}  # used by the thread that makes steps
         self._scanned = self._taken = 0  # samples: of *upcoming*, and those that have been read
         self._is_begun = False
@@ -422,6 +427,16 @@ class BlockFetcher:
             work = self._opening[shard] = start(steps, lambda _: self._opening.pop(shard, None))
         yield work
         return work.result()
+
+    def _weak_fetch(self) -> Callable[[SampleBlock], Steps[Any]]:
+        """Return ``_fetch`` for the queue, which would otherwise be a cycle that holds all blocks and shards."""
+        fetcher = ref(self)
+
+        def fetch(block: SampleBlock) -> Steps[Any]:
+            alive = fetcher()
+            return None if alive is None else (yield from alive._fetch(block))
+
+        return fetch
 
     def _fetch(self, block: SampleBlock) -> Steps[Any]:
         opened = yield from self._open(block.shard)

@@ -113,6 +113,11 @@ class OpenShard:
         if index.faults or index.elsewhere:
             self._special = index.faults.keys() | {index.entry(member)[0] for member in index.elsewhere}
 
+    @property
+    def _check(self) -> Callable[[Callable[[int, int], bytes], int, int], None]:
+        """``_check_fetched`` for this shard, without the shard, which may hold who calls it."""
+        return partial(_check_fetched, self.index, self.location, self.ranges.read)
+
     @cached_property
     def buffer(self) -> memoryview | None:
         """All bytes of a mapped shard, for kernels only; None for another shard, and without compiled kernels."""
@@ -260,24 +265,7 @@ class OpenShard:
         """Raise ShardIndexError unless *head*, bytes of a remote shard that begin at *low*, has a member's headers."""
         self._check_size()
         self._check_end(member + 1, self.ranges.read_up_to)
-        self._check_fetched(lambda at, size: head[at - low : at - low + size], low, member)
-
-    def _check_fetched(self, cut: Callable[[int, int], bytes], low: int, member: int) -> None:
-        """Raise ShardIndexError unless the fetched bytes, which begin at *low* and *cut* returns, have its headers.
-
-        The fetched bytes are compared, not those that the server has now: a cache may contain earlier bytes.
-        """
-        if member in self.index.elsewhere:
-            raise self.index.not_plain(member, self.name)
-        try:
-            check_fetched(cut, low, self.ranges.read, self.index, member, url=self.name)
-        except ShardIndexError as error:
-            if self.location.remote.cache_dir is None:
-                raise
-            reason = f"{error.reason}, or remove older blocks from the cache with `tarcache purge`"
-            raise ShardIndexError(
-                reason, url=self.name, offset=error.offset, key=error.key, field=error.field
-            ) from error
+        self._check(lambda at, size: head[at - low : at - low + size], low, member)
 
     def take(self, member: int) -> bytes:
         """Return the content of one member."""
@@ -361,7 +349,7 @@ class OpenShard:
 
     def _hold(self, begin: int, end: int, low: int, data: Any) -> HeldMembers:
         """Return members of a remote shard; if the last one is among them, first compare the end of the archive."""
-        members = HeldMembers(self.index, begin, end, low, data, self._check_fetched)
+        members = HeldMembers(self.index, begin, end, low, data, self._check)
         is_here = (self.index.archive_end or 0) + BLOCK <= self._stop(end)
         self._check_end(end, members.cut if is_here else self.ranges.read_up_to)
         return members
@@ -876,6 +864,31 @@ _opening = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])  # prot
 def _held(fetched: Fetched, hold: Hold | None, _: object) -> Any:
     """Return the bytes that were fetched, in shared memory if there is any."""
     return fetched() if hold is None else hold(lambda allocate: fetched())
+
+
+def _check_fetched(
+    index: Index,
+    location: Location,
+    read: Callable[[int, int], bytes],
+    cut: Callable[[int, int], bytes],
+    low: int,
+    member: int,
+) -> None:
+    """Raise ShardIndexError unless the fetched bytes, which begin at *low* and *cut* returns, have its headers.
+
+    The fetched bytes are compared, not those that the server has now: a cache may contain earlier bytes.
+    """
+    if member in index.elsewhere:
+        raise index.not_plain(member, location.name)
+    try:
+        check_fetched(cut, low, read, index, member, url=location.name)
+    except ShardIndexError as error:
+        if location.remote.cache_dir is None:
+            raise
+        reason = f"{error.reason}, or remove older blocks from the cache with `tarcache purge`"
+        raise ShardIndexError(
+            reason, url=location.name, offset=error.offset, key=error.key, field=error.field
+        ) from error
 
 
 def load_index(location: Location, copied: int = PAGESIZE, hold: Hold | None = None, *, whole: bool = True) -> Index:

@@ -5,6 +5,6 @@
   ``DaemonThreads`` wait for a network, and ``EventLoop`` runs coroutines
 - ``forks``: what a forked process does not share with its parent: files with locks, values, locks
 - ``children``: a program with its descendants
-- ``cores``: how many this process may use
+- ``host``: how many cores, and how much memory, this process may use
 - ``process_pool``: calls in processes; one that dies fails only its own call
 """

@@ -69,7 +69,7 @@ def _groups(controller: str) -> Iterator[str]:
 
 
 def _read(path: str) -> str:
-    with suppress(OSError), open(path) as file:
+    with suppress(OSError), open(path, errors="surrogateescape") as file:
         return file.read()
     return ""
 

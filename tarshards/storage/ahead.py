@@ -12,8 +12,9 @@ from contextlib import closing, suppress
 from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
+from weakref import ref
 
-from tarshards.errors import TarshardsError
+from tarshards.errors import OpenError, TarshardsError
 from tarshards.parallel.calls import settled
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
@@ -95,10 +96,10 @@ class FetchQueue(Generic[F]):
         self.held += fetch.size
         self._begun.add(fetch)
         self._under_way.add(request := object())
-        fetch.work = start(self._run(fetch), partial(self._end, request))
+        fetch.work = start(self._run(fetch), partial(_end, ref(self), request))
         return fetch.work
 
-    def _end(self, request: object, _: object) -> None:
+    def _end(self, request: object) -> None:
         self._under_way.discard(request)
         with suppress(RuntimeError):  # no thread can be started: who releases a fetch begins the next ones
             soon(self.extend)  # what comes next may have to be asked for
@@ -127,6 +128,12 @@ class FetchQueue(Generic[F]):
             self._is_closed = True
             for fetch in list(self._begun):
                 self.drop(fetch)
+
+
+def _end(queue: ref[FetchQueue[Any]], request: object, _: object) -> None:
+    """End a request of a queue; its work has no reference to the queue, which may hold the bytes of its work."""
+    if (alive := queue()) is not None:
+        alive._end(request)
 
 
 class _NoRangesError(Exception):
@@ -158,13 +165,17 @@ class _RangeFetch(Fetch):
 
 
 class _File:
-    """A file and its *fetches* that were not read yet; *requested* is the offset at which the last one ends."""
+    """A file and its *fetches* that were not read yet; *requested* is the offset at which the last one ends.
+
+    It *is_opened* once, and *is_cut* if the rest of it is not fetched.
+    """
 
     def __init__(self, location: Location):
         self.location = location
         self.requested = 0
         self.fetches: deque[_RangeFetch] = deque()
         self.has_ranges = True  # whether ranges of it may be requested
+        self.is_opened = self.is_cut = False
 
     @cached_property
     def address(self) -> Address | None:
@@ -213,10 +224,14 @@ class ForwardReader:
         return self._files[number].is_remote
 
     def open(self, number: int) -> InputStream:
-        """Return the stream of the file of this *number*; the files before it can no longer be read."""
+        """Return the stream of the file of this *number*; earlier streams of it and of files before end by an error."""
         for earlier in self._files[self._current : number]:
             self.drop(earlier)
         file = self._files[number]
+        if file.is_opened or number < self._current:
+            self.drop(file)
+            file = self._files[number] = _File(file.location)
+        file.is_opened = True
         with self._queue.lock:
             self._current = max(self._current, number)
             if file.remote.is_cached and not file.is_requested:
@@ -229,8 +244,7 @@ class ForwardReader:
         return _AheadInput(self, file, transfer)
 
     def _begin(self, file: _File) -> Transfer:
-        """Request the first bytes of a file, which can be read as they arrive; if it is opened again, it may differ."""
-        file.remote = RemoteFile(file.remote.address)
+        """Request the first bytes of a file, which can be read as they arrive."""
         transfer = Transfer(file.remote)
         run(transfer.begin(min(tuning.FIRST_BYTES, self._most)))
         if not transfer.is_whole:
@@ -254,6 +268,9 @@ class ForwardReader:
     def take(self, file: _File) -> tuple[Any, _RangeFetch] | None:
         """Return the bytes of the next range of *file*, and their fetch, to be released later; None at the end."""
         with self._queue.lock:
+            if file.is_cut:
+                reason = "it or a file after it was opened since, so it cannot be read on"
+                raise OpenError(reason, url=file.location.name)
             if not file.fetches:
                 if file.is_requested:
                     return None
@@ -271,6 +288,7 @@ class ForwardReader:
     def drop(self, file: _File) -> None:
         """Fetch no more of *file*."""
         with self._queue.lock:
+            file.is_cut |= bool(file.fetches) or (file.is_opened and not file.is_requested)
             file.has_ranges = False
             for fetch in file.fetches:
                 self._queue.drop(fetch)
@@ -304,6 +322,8 @@ class ForwardReader:
     def close(self) -> None:
         """Fetch no more."""
         self._queue.close()
+        for file in self._files:
+            self.drop(file)
 
 
 class _AheadInput(InputStream):

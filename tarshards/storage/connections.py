@@ -82,7 +82,7 @@ class Connection:
         """Return whether an idle connection is open, and brought nothing but what TLS itself sends."""
         if not self.is_open or self.has_rest:
             return False
-        return not _is_readable(self.sock) or _has_no_data(self.sock)
+        return not is_readable(self.sock) or _has_no_data(self.sock)
 
     def wait(self, events: int, until: float) -> Steps[None]:
         if (yield Wait(self.sock.fileno(), events, None, until)) is None:
@@ -207,7 +207,8 @@ class Response:
             self._will_close |= self.length is None  # the body ends with the connection
 
     @property
-    def _is_read(self) -> bool:
+    def is_read(self) -> bool:
+        """Whether all of the body was received, as far as is known without waiting."""
         return self._is_over or self.length == 0
 
     def begin(self) -> Steps[bytes]:
@@ -228,7 +229,7 @@ class Response:
             yield from self._next_chunk()
         left = self._chunk if self._is_chunked else self.length
         view = view if left is None else view[:left]
-        if self._is_read or not view:
+        if self.is_read or not view:
             return 0
         count = yield from self._await(view)
         if self._is_chunked:
@@ -290,7 +291,7 @@ class Response:
         data, until = b"", monotonic() + self._connection.timeout
         drained = max(most, HEAD_BYTES if self.length is not None and self.length <= HEAD_BYTES else 0)
         try:
-            while len(data) < drained and not self._is_read and monotonic() < until:
+            while len(data) < drained and not self.is_read and monotonic() < until:
                 self._connection.timeout = until - monotonic()
                 view = memoryview(bytearray(drained - len(data)))
                 if not (count := (yield from self.receive(view))):
@@ -301,7 +302,7 @@ class Response:
         return data[:most]
 
     def close(self) -> None:
-        if self._is_read and not self._will_close and self._connection.is_open:
+        if self.is_read and not self._will_close and self._connection.is_open:
             self._server.put(self._connection)
         else:
             self._connection.close()
@@ -403,7 +404,7 @@ class _AnsweredEarly(Exception):
 
 def _is_answered(sock: Any) -> bool:
     """Return whether a response other than an interim one (1xx) has arrived; False under TLS, where it is unknown."""
-    if isinstance(sock, ssl.SSLSocket) or not _is_readable(sock):
+    if isinstance(sock, ssl.SSLSocket) or not is_readable(sock):
         return False
     return not re.match(rb"HTTP/1\.\d 1", sock.recv(10, socket.MSG_PEEK))
 
@@ -484,7 +485,7 @@ def _tls() -> Any:
     return context
 
 
-def _is_readable(sock: socket.socket) -> bool:
+def is_readable(sock: socket.socket) -> bool:
     """Return whether a socket can be read, or has ended."""
     return bool(kernels.wire.receive([Wait(sock.fileno(), POLLIN, None, 0.0)], 0))
 

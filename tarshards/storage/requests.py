@@ -369,7 +369,7 @@ class Patience:
                 pause = tuning.PAUSE_SECONDS * 2 ** (self.failures - 1) * _RANDOM.uniform(0.5, 1)
                 yield from self._wait(min(max(pause, _retry_after(error)), tuning.LONGEST_SECONDS))
             else:
-                self.failures = 0
+                self.failures, self._renewed = 0, False
                 return result
 
     def _ends(self) -> bool:
@@ -441,7 +441,7 @@ def encoding_of(response: Response) -> str:
 
 def check_body(response: Response, name: str, version: Version | None = NOT_ENCODED) -> Steps[None]:
     """Raise OpenError for a body with another encoding than *version*, ConnectionError if it broke off."""
-    if response.length is None and not (yield from response.begin()):
+    if response.length is None and not (yield from response.begin()) and not response.is_read:
         raise ConnectionError("the answer broke off before its first byte")
     encoding = encoding_of(response)
     if encoding and version is not None and encoding != version.encoding:

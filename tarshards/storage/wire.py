@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import partial
 from select import POLLIN
 from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -202,7 +201,7 @@ class _Wire:
         self._rests = False  # whether the thread has to be rung for
         threading.Thread(target=self._serve, name="tarshards-wire", daemon=True).start()
 
-    def resume(self, work: Task[Any], *_: Any, is_dropped: bool = False) -> None:
+    def resume(self, work: Task[Any], *, is_dropped: bool = False) -> None:
         """Let the thread make the next step of *work*, or its last."""
         self._resumed.append((work, is_dropped))
         if self._rests:
@@ -214,11 +213,7 @@ class _Wire:
         bell = Wait(self._bell.fileno(), POLLIN, None, 0.0)
         while True:
             while self._resumed:
-                work, is_dropped = self._resumed.popleft()
-                if is_dropped:
-                    self._end(work, CancelledError())
-                elif not work.done():
-                    self._step(work, None)
+                self._go_on(*self._resumed.popleft())
             self._rests = True
             works = list(self._waits)
             waits = [*self._waits.values(), bell]
@@ -239,8 +234,15 @@ class _Wire:
                         self._bell.recv(64)
             del works, waits
             now = monotonic()
-            for work in [work for work, wait in self._waits.items() if wait.until <= now]:
-                self._step(work, None)
+            late = [work for work, wait in self._waits.items() if wait.until <= now]
+            while late:
+                self._step(late.pop(0), None)
+
+    def _go_on(self, work: Task[Any], is_dropped: bool) -> None:
+        if is_dropped:
+            self._end(work, CancelledError())
+        elif not work.done():
+            self._step(work, None)
 
     def _step(self, work: Task[Any], value: int | None) -> None:
         self._waits.pop(work, None)
@@ -261,7 +263,8 @@ class _Wire:
                     wait.future = Future()
                     wait.future.set_exception(error)
                 wait = wait.future
-            wait.add_done_callback(partial(self.resume, work))
+            waiting = [work]  # emptied at once: who waits for this result later would hold that of *work*, too
+            wait.add_done_callback(lambda _: self.resume(waiting.pop()))
 
     def _end(self, work: Task[Any], error: BaseException) -> None:
         """End the steps of *work* with this *error*, or with one that they raise as they end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
 import random
@@ -10,7 +11,7 @@ import weakref
 from base64 import b64decode, b64encode
 from collections import Counter
 from contextlib import closing
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -41,7 +42,7 @@ from tarshards.index.header_checks import HeldMembers
 from tarshards.index.open import OpenShard
 from tarshards.kernels import IS_COMPILED
 from tarshards.storage import traffic, tuning, wire
-from tarshards.storage.ahead import FetchQueue
+from tarshards.storage.ahead import FetchQueue, _RangeFetch
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
 from tarshards.storage.wire import calling, run
@@ -538,6 +539,7 @@ def test_blocks_that_stay_mapped_are_held_open_as_far_as_there_are_files(cached,
     shards, samples = cached
     monkeypatch.setattr(fetch, "most_held", lambda: most)
     again = pickle.loads(pickle.dumps(shards))
+    monkeypatch.setattr(fetch, "_held_open", weakref.WeakSet())  # without the blocks of other datasets
     leftovers = Leftovers()
     for seed in range(2):
         assert epoch(again, seed) == samples
@@ -545,6 +547,40 @@ def test_blocks_that_stay_mapped_are_held_open_as_far_as_there_are_files(cached,
     for path in blocks_of(shards):
         path.unlink()
     assert epoch(again, 3) == samples
+
+
+@pytest.mark.parametrize("most", [None, 3])
+@pytest.mark.parametrize("kind", ["planned", "cached", "in order"])
+def test_what_a_pass_held_is_free_when_it_has_ended(site, tmp_path, kind, most):
+    """Without waiting for Python's collector of cycles, which many trainers switch off."""
+    remote = Remote(2, ahead=1 << 22, cache_dir=str(tmp_path / "cache") if kind == "cached" else None)
+
+    def held() -> int:
+        return sum(type(each) in (OpenShard, HeldMembers, SampleBlock, _RangeFetch) for each in gc.get_objects())
+
+    gc.collect()
+    before = held()
+    gc.disable()
+    try:
+        for _ in range(2):
+            planned = kind != "in order"
+            samples = iter(Stream.from_shards(urls(site), index=planned, shuffle=planned, remote=remote))
+            assert len(list(islice(samples, most))) == (most or SHARDS * SAMPLES)
+            del samples
+            wait_until(lambda: held() <= before)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
+def test_the_datasets_of_a_process_together_hold_few_files_open(cached, monkeypatch):
+    shards, samples = cached
+    monkeypatch.setattr(fetch, "most_held", lambda: 5)
+    monkeypatch.setattr(fetch, "_held_open", weakref.WeakSet())
+    datasets, leftovers = [pickle.loads(pickle.dumps(shards)) for _ in range(3)], Leftovers()
+    for dataset in datasets:
+        assert epoch(dataset, 0) == samples
+    assert sum(name.endswith(".block") for name in leftovers.files()) == 5
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")

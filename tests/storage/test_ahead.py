@@ -352,6 +352,32 @@ def test_a_file_that_is_opened_again_is_whole_again(site, tmp_path):
             assert stream.read() == data
 
 
+def test_a_stream_that_can_no_longer_be_read_does_not_end_as_a_whole_one(site, tmp_path):
+    """Of one file, or of two, only the stream that was opened last can be read on."""
+    datas = write(tmp_path, [3 << 20] * 2)
+    for second in range(2):
+        reader = ForwardReader(locations(site, 2))
+        with reader.open(0) as first:
+            begun = first.read(100)
+            with reader.open(second) as stream:
+                assert stream.read() == datas[second]
+            with pytest.raises(OpenError, match=r"/0\.bin: .* opened since"):
+                begun += first.read()
+            assert datas[0].startswith(begun)
+        with reader.open(second) as stream:
+            assert stream.read() == datas[second]
+
+
+def test_a_stream_that_was_read_is_at_its_end_whatever_is_opened_since(site, tmp_path):
+    datas = write(tmp_path, [20_000] * 2)
+    reader = ForwardReader(locations(site, 2))
+    with reader.open(0) as first:
+        assert first.read() == datas[0]
+        with reader.open(1) as stream:
+            assert stream.read() == datas[1]
+        assert first.read() == b""
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_file_that_is_opened_again_may_be_another(ranges):
     """Nothing that is known of the first lets the second be short."""

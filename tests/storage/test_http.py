@@ -6,6 +6,7 @@ import random
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -20,8 +21,10 @@ from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.remote import Remote
+from tarshards.storage.requests import Address
 from tarshards.storage.servers import Origin
-from tarshards.storage.wire import Steps
+from tarshards.storage.transfer import RemoteFile, Transfer
+from tarshards.storage.wire import Steps, run
 from tarshards.testing.faulty_server import Answer, Server, serving
 
 BODY = random.Random(0).randbytes(200_000)
@@ -170,8 +173,31 @@ def test_what_breaks_before_its_first_byte_just_starts_again(server):
     assert fetch(url) == BODY
 
 
+def test_credentials_are_renewed_each_time_that_they_expire(server):
+    """Of a long file, after progress; credentials that are refused at once end it."""
+    expired, renewed = Answer(status="401 No"), []
+
+    class Renewable(Address):
+        renews = True
+
+        def renew(self, is_expired: bool) -> None:
+            renewed.append(is_expired)
+
+    url = server.play(*[expired, Answer(cut=20_000, etag='"v1"')] * 3, body=BODY, default=Answer(etag='"v1"'))
+    with closing(Transfer(RemoteFile(Renewable(Location(url, Remote(retries=1)))))) as transfer:
+        run(transfer.open())
+        assert b"".join(iter(lambda: transfer.read(1 << 20), b"")) == BODY
+    assert len(renewed) == 3
+    transfer = Transfer(RemoteFile(Renewable(Location(server.play(body=BODY, default=expired), Remote()))))
+    with closing(transfer), pytest.raises(OpenError, match="401 No"):
+        run(transfer.open())
+    assert len(renewed) == 4
+
+
 def test_chunks(server):
     chunked = Answer(framing="chunked")
+    for ranges in True, False:
+        assert fetch(server.play(body=b"", default=Answer(framing="chunked", ranges=ranges)), retries=0) == b""
     assert fetch(server.play(body=BODY, default=chunked)) == BODY
     cut = Answer(framing="chunked", cut=50_000)
     assert fetch(server.play(cut, body=BODY)) == BODY
