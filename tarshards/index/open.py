@@ -595,7 +595,7 @@ class OpenShards:
         """Whether the shards are read by calls: they do not fit into memory, and their page tables would be many."""
         size = int(self.sizes.sum())
         is_mapped = kernels.IS_COMPILED and self.named.is_local
-        return is_mapped and size > total_memory() and size >= FAR * int(self.counts.sum())
+        return is_mapped and size >= FAR * int(self.counts.sum()) and size > total_memory()
 
     def _hold(self, number: int, location: Location, index: Index) -> None:
         """Hold a loaded index; release others if there are too many of its kind."""

@@ -82,7 +82,7 @@ class Connection:
         """Return whether an idle connection is open, and brought nothing but what TLS itself sends."""
         if not self.is_open or self.has_rest:
             return False
-        return not is_readable(self.sock) or _has_no_data(self.sock)
+        return not _is_readable(self.sock) or _has_no_data(self.sock)
 
     def wait(self, events: int, until: float) -> Steps[None]:
         if (yield Wait(self.sock.fileno(), events, None, until)) is None:
@@ -404,7 +404,7 @@ class _AnsweredEarly(Exception):
 
 def _is_answered(sock: Any) -> bool:
     """Return whether a response other than an interim one (1xx) has arrived; False under TLS, where it is unknown."""
-    if isinstance(sock, ssl.SSLSocket) or not is_readable(sock):
+    if isinstance(sock, ssl.SSLSocket) or not _is_readable(sock):
         return False
     return not re.match(rb"HTTP/1\.\d 1", sock.recv(10, socket.MSG_PEEK))
 
@@ -485,7 +485,7 @@ def _tls() -> Any:
     return context
 
 
-def is_readable(sock: socket.socket) -> bool:
+def _is_readable(sock: socket.socket) -> bool:
     """Return whether a socket can be read, or has ended."""
     return bool(kernels.wire.receive([Wait(sock.fileno(), POLLIN, None, 0.0)], 0))
 

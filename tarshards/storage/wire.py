@@ -235,7 +235,7 @@ class _Wire:
             del works, waits
             now = monotonic()
             late = [work for work, wait in self._waits.items() if wait.until <= now]
-            while late:
+            while late:  # no local variable holds a work, and its result, while this thread rests
                 self._step(late.pop(0), None)
 
     def _go_on(self, work: Task[Any], is_dropped: bool) -> None:
